@@ -1,0 +1,5 @@
+"""DFlash speculative decoding on MLX."""
+
+from dflash_mlx import runtime
+
+runtime.prepare()
