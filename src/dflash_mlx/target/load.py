@@ -1,0 +1,60 @@
+"""An mlx-lm folder, or a config, to a model with its weights evaluated in the type asked for."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes, dequantize_model, load_model
+
+from dflash_mlx.errors import CheckpointError, UnsupportedError
+from dflash_mlx.target.model import MLXTarget
+
+
+def load_target(folder: Path, *, dtype: mx.Dtype | None, name: str) -> MLXTarget:
+    """Load an mlx-lm model folder.
+
+    Args:
+        folder: `config.json` and `model*.safetensors`, checked before.
+        dtype: type of weights and activations; None keeps them as stored, quantised ones included.
+        name: what messages call it.
+
+    Raises:
+        UnsupportedError: for a model type that mlx-lm does not know, or a state that cannot be undone.
+        CheckpointError: for weights that do not fit their config.
+    """
+    try:
+        model, config = load_model(folder, lazy=True)
+    except ValueError as error:
+        if "not supported" in str(error):
+            raise UnsupportedError(f"{name}: mlx-lm knows no model of this type ({error})") from error
+        raise CheckpointError(f"{name}: the weights in {folder} do not fit their config.json: {error}") from error
+    except KeyError as error:
+        raise CheckpointError(f"{name}: config.json in {folder} lacks {error}.") from error
+    if dtype == mx.float32 and "quantization" in config:
+        # Quantised products are slow on a CPU, where fp32 is the default: expand.
+        dequantize_model(model)
+    set_dtype(model, dtype)
+    return MLXTarget(model, config, name)
+
+
+def build(config: dict[str, Any]) -> nn.Module:
+    """An mlx-lm model of this config with random weights, to load others into."""
+    model_class, args_class = _get_classes(config)
+    model: nn.Module = model_class(args_class.from_dict(config))
+    return model
+
+
+def set_dtype(model: nn.Module, dtype: mx.Dtype | None) -> None:
+    """Evaluate the weights one by one, floating ones as `dtype`, so that no two copies of the whole exist."""
+    names = [name for name, _ in tree_flatten(model.parameters())]
+    for name in names:
+        *path, leaf = name.split(".")
+        owner: Any = model
+        for step in path:
+            owner = owner[int(step)] if isinstance(owner, list) else owner[step]
+        array = owner[leaf]
+        if dtype is not None and mx.issubdtype(array.dtype, mx.floating):
+            array = owner[leaf] = array.astype(dtype)
+        mx.eval(array)

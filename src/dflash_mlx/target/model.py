@@ -1,0 +1,160 @@
+"""The verifier: any mlx-lm model whose state can be undone, running its own forward under taps.
+
+Comes in: an mlx-lm model and its config. Goes out: passes (logits, features, tape), embeddings, head. Knows no
+drafter and no text.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from dflash_mlx.core import Pass
+from dflash_mlx.errors import UnsupportedError
+from dflash_mlx.target import caches, taps
+from dflash_mlx.target.caches import Cache, CacheSnapshot, Tape
+
+_locks: dict[int, threading.RLock] = {}
+
+
+class MLXTarget:
+    """A loaded mlx-lm model as a `core.Target`.
+
+    Args:
+        model: the model, its weights evaluated.
+        config: its `config.json`.
+        name: what messages call it.
+
+    Raises:
+        UnsupportedError: for a cache kind that cannot be undone, or a forward that is not what the taps expect.
+    """
+
+    def __init__(self, model: nn.Module, config: dict[str, Any], name: str):
+        self.model = model
+        self.config = config
+        self.name = name
+        text = config.get("text_config") or config
+        self.model_type: str = config.get("model_type", type(model).__module__)
+        self.hidden_size: int = text["hidden_size"]
+        self.max_positions: int | None = text.get("max_position_embeddings")
+        self.logit_softcap: float | None = text.get("final_logit_softcapping")
+        self._layers: list[nn.Module] = list(model.layers)
+        self.num_layers = len(self._layers)
+        self._trunk = _trunk(model, self._layers[0], self.model_type)
+        self._lock = _lock_of(model)
+        caches.check_kinds(make_prompt_cache(model), self.model_type)
+        self.vocab_size = self._probe()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The type of the activations."""
+        return self.embed(mx.array([0])).dtype
+
+    def make_cache(self) -> Cache:
+        """An empty cache."""
+        cache: Cache = make_prompt_cache(self.model)
+        return cache
+
+    def embed(self, ids: mx.array) -> mx.array:
+        """Token ids [S] to the rows [S, D] that enter layer 0, scaled as the model scales them."""
+        try:
+            with self._lock, taps.stopping(self._layers[0]):
+                self.model(ids[None])
+        except taps.Reached as reached:
+            return reached.rows[0]
+        raise AssertionError("the forward did not reach layer 0")
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Normed rows [S, D] to logits [S, V]: the model's own forward above its layers, soft-cap included."""
+        with self._lock, taps.returning(self._trunk, hidden[None]):
+            logits: mx.array = self.model(mx.zeros((1, hidden.shape[0]), mx.int32))[0]
+        return logits
+
+    def verify(self, ids: mx.array, cache: Cache, taps_: Sequence[int] = ()) -> Pass:
+        """One forward over ids [S] after what the cache holds; everything returned is lazy.
+
+        Feature i of `taps_` is the output of layer i (0-based), before the next layer's norm.
+        """
+        tape = Tape(caches.length(cache), ids.shape[0])
+        with self._lock, taps.recording(self._layers, taps_) as outputs:
+            logits = self.model(ids[None], cache=cache)
+        features = mx.concatenate([outputs[i][0] for i in taps_], axis=-1) if taps_ else mx.zeros((ids.shape[0], 0))
+        return Pass(logits[0], features, tape)
+
+    def commit(self, cache: Cache, tape: Tape, keep: int) -> None:
+        """Let the cache hold only the first `keep` rows of the pass that made `tape`."""
+        caches.commit(cache, tape, keep)
+
+    def snapshot(self, cache: Cache) -> CacheSnapshot:
+        """The state now, for `restore`."""
+        return caches.snapshot(cache)
+
+    def restore(self, cache: Cache, snapshot: CacheSnapshot) -> None:
+        """Bring back the state of `snapshot`."""
+        caches.restore(cache, snapshot)
+
+    def _probe(self) -> int:
+        """Compare a tapped pass, the embedding and the head with the stock forward; gives the width of the logits.
+
+        A change in mlx-lm that breaks what the taps rely on is refused here, aloud.
+        """
+        ids = mx.array([0, 1, 2])
+        stock = self.model(ids[None], cache=make_prompt_cache(self.model))[0]
+        cache = self.make_cache()
+        tapped = self.verify(ids, cache, range(self.num_layers))
+        with self._lock, taps.recording([self._trunk], [0]) as outputs:
+            self.model(ids[None], cache=make_prompt_cache(self.model))
+        hidden = outputs[0][0]
+        rows = self.embed(ids)
+        again, doubled = self.head(hidden), self.head(2 * hidden)
+        mx.eval(stock, tapped, again, doubled, rows)
+        self.commit(cache, tapped.tape, 1)
+        fits = (
+            mx.array_equal(stock, tapped.logits).item()
+            and mx.array_equal(stock, again).item()
+            and not mx.array_equal(again, doubled).item()  # a head behind a norm would not see the factor
+            and rows.shape == (3, self.hidden_size)
+            and tapped.features.shape == (3, self.num_layers * self.hidden_size)
+            and caches.length(cache) == 1
+        )
+        if not fits:
+            raise UnsupportedError(
+                f"The forward of a '{self.model_type}' model is not one that hidden states can be read from in this "
+                "version of mlx-lm (tapped and stock passes differ). Try mode='off', or another target."
+            )
+        return int(stock.shape[-1])
+
+
+def _trunk(model: nn.Module, first: nn.Module, model_type: str) -> nn.Module:
+    """The module that holds the layers: everything below the head, final norm included."""
+    for module in _descend(model):
+        for value in module.values():
+            if isinstance(value, list) and value and value[0] is first and module is not model:
+                return module
+    raise UnsupportedError(f"A '{model_type}' model keeps its layers where they cannot be told from its head.")
+
+
+def _descend(module: nn.Module) -> Iterator[nn.Module]:
+    yield module
+    for child in module.children().values():
+        if isinstance(child, nn.Module):
+            yield from _descend(child)
+
+
+def _lock_of(model: nn.Module) -> threading.RLock:
+    """One lock a model, shared by all targets made of it and forgotten with it."""
+    key = id(model)
+    if key not in _locks:
+        _locks[key] = threading.RLock()
+        weakref.finalize(model, _locks.pop, key, None)
+    return _locks[key]
