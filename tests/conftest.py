@@ -1,0 +1,11 @@
+"""What every test shares: OpenBLAS in front of MLX, and a hypothesis that looks at no clock."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+import dflash_mlx  # noqa: F401  before a test imports mlx, which binds its BLAS when it is loaded
+
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
