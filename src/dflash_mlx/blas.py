@@ -1,8 +1,8 @@
 """OpenBLAS in front of the reference BLAS that MLX links on Linux.
 
-In: the platform, `DFLASH_BLAS`, a folder for the compiled forwarder. Out: a record of the BLAS that MLX's products
-will run on. Knows nothing of MLX but the names that libmlx imports, and never loads it: the linker looks for
-`cblas_sgemm` in the process's global scope before libmlx's own libraries, so what is there first wins.
+In: the platform, `DFLASH_BLAS`, a folder for the compiled forwarder. Out: a record of the BLAS that MLX's
+products will run on. Knows nothing of MLX but the names that libmlx imports, and never loads it: the linker
+looks for `cblas_sgemm` in the process's global scope before libmlx's own libraries; what is there first wins.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """The machine: what it is, its memory, and the folders that belong to this package on it.
 
-In: the operating system, MLX's device, the environment. Out: plain facts. Knows no model and no checkpoint. MLX is
-imported inside the functions: `prepare` must run before MLX is loaded.
+In: the operating system, MLX's device, the environment. Out: plain facts. Knows no model and no
+checkpoint. MLX is imported inside the functions: `prepare` must run before MLX is loaded.
 """
 
 import functools
@@ -39,8 +39,8 @@ class Machine:
 
 @functools.cache
 def prepare() -> Blas:
-    """Put OpenBLAS in front of MLX's reference BLAS on Linux, once a process, before `mlx.core` is imported."""
-    return put_in_front(cache_dir())
+    """Put OpenBLAS in front of MLX's own BLAS on Linux, once a process, before `mlx.core` is imported."""
+    return put_in_front(cache_dir)
 
 
 def blas() -> Blas:
@@ -59,7 +59,7 @@ def machine() -> Machine:
         memory_gb=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GB,
         os=_operating_system(),
         blas=blas().name,
-        # MLX sends float32 products alone through BLAS; 16-bit and quantised ones are ten times slower on a CPU.
+        # On a CPU, float32 products alone go through BLAS; 16-bit and quantised ones are ten times slower.
         default_dtype=None if on_gpu else mx.float32,
     )
 
@@ -105,7 +105,7 @@ def reset_peak_memory() -> None:
         try:
             Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set size
         except OSError:
-            pass  # not offered by every container; the peak then counts from the start, which is never too low
+            pass  # not every container lets us; the peak then counts from the start and is never too low
 
 
 _wired_lock = threading.Lock()
@@ -117,10 +117,15 @@ _wired_limit = ExitStack()
 def wired_limit(model: "nn.Module") -> Iterator[None]:
     """Keep `model` resident in a Mac's GPU memory for as long as the block runs; does nothing elsewhere.
 
-    May span a yield and may overlap with others: MLX has one limit for the process, so the first block sets it and
-    the last one to end puts the former one back. mlx-lm prints its advice about big models; it goes to stderr.
+    May span a yield and may overlap with others: MLX has one limit for the process, so the first block sets
+    it and the last one to end puts the former one back. What mlx-lm prints about big models goes to stderr.
     """
     global _wired_users
+    import mlx.core as mx
+
+    if not mx.metal.is_available():
+        yield
+        return
     with _wired_lock:
         if _wired_users == 0:
             from mlx_lm.generate import wired_limit as mlx_lm_wired_limit
@@ -141,13 +146,15 @@ def cache_dir() -> Path:
     """The folder for what can be made again: `DFLASH_CACHE`, else dflash-mlx in the user's cache folder.
 
     It may not exist yet.
+
+    Raises:
+        RuntimeError: none of these is set and the user has no home.
     """
     if own := os.environ.get("DFLASH_CACHE"):
         return Path(own).expanduser().absolute()
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared, "dflash-mlx").absolute()
-    home = Path(os.path.expanduser("~"))
-    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "dflash-mlx"
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "dflash-mlx"
 
 
 def kernels_folder() -> Path:
