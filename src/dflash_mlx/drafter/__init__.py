@@ -1,1 +1,8 @@
-"""."""
+"""The drafter: config, network, injected-context cache and checkpoint formats."""
+
+from dflash_mlx.drafter.checkpoint import check_bits, load_draft, read_config
+from dflash_mlx.drafter.config import DraftConfig
+from dflash_mlx.drafter.drafter import Drafter
+from dflash_mlx.drafter.network import DraftNetwork
+
+__all__ = ["DraftConfig", "DraftNetwork", "Drafter", "check_bits", "load_draft", "read_config"]

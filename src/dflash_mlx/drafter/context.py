@@ -1,0 +1,144 @@
+"""The injected-context cache: keys and values of committed tokens in, what a block attends to out.
+
+Only committed rows count; the rows of the block being drafted lie behind them for the length of one pass and
+are written over by the next. Buffers grow in steps, a windowed layer holds at most twice its window.
+Knows neither the network nor positions: rows come rotated and in time order.
+"""
+
+import weakref
+from typing import NamedTuple
+
+import mlx.core as mx
+
+_STEP = 256
+
+
+class Rows:
+    """Append-only keys and values [1, H, capacity, hd] of one layer; the first `filled` rows are committed.
+
+    The arrays are held here and nowhere else, so that MLX writes into them in place. Snapshots share this
+    object and remember a length: what they saw is never written over while they live.
+    """
+
+    def __init__(self) -> None:
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.filled = 0
+        self.snapshots: weakref.WeakSet[LayerSnapshot] = weakref.WeakSet()
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit without growing."""
+        return 0 if self.keys is None else int(self.keys.shape[2])
+
+    def write(self, keys: mx.array, values: mx.array) -> None:
+        """Put rows behind the committed ones, without committing them."""
+        end = self.filled + keys.shape[2]
+        if self.keys is None or self.values is None or end > self.capacity:
+            extra = -(-end // _STEP) * _STEP - self.filled
+            self.keys, self.values = (
+                self._grown(self.keys, keys, extra),
+                self._grown(self.values, values, extra),
+            )
+        self.keys[:, :, self.filled : end] = keys
+        self.values[:, :, self.filled : end] = values
+
+    def _grown(self, old: mx.array | None, like: mx.array, extra: int) -> mx.array:
+        room = mx.zeros((1, like.shape[1], extra, like.shape[3]), dtype=like.dtype)
+        return room if old is None else mx.concatenate([old[:, :, : self.filled], room], axis=2)
+
+    def copy(self, start: int, end: int) -> "Rows":
+        """Rows of their own, with what lies between start and end."""
+        rows = Rows()
+        if end > start and self.keys is not None and self.values is not None:
+            rows.write(self.keys[:, :, start:end], self.values[:, :, start:end])
+            rows.filled = end - start
+        return rows
+
+
+class LayerSnapshot:
+    """Rows and how many of them were committed."""
+
+    def __init__(self, rows: Rows, filled: int) -> None:
+        self.rows, self.filled = rows, filled
+        rows.snapshots.add(self)
+
+
+class LayerContext:
+    """One layer's committed rows; with a window only those that a next token can still see."""
+
+    def __init__(self, window: int | None) -> None:
+        self.window = window
+        self.rows = Rows()
+        self._filled = 0  # less than rows.filled after a restore to an earlier state
+
+    @property
+    def visible(self) -> int:
+        """Committed rows that the next token sees: all, or at most window - 1."""
+        return self.seen_after(0)
+
+    def seen_after(self, count: int) -> int:
+        """`visible`, once `count` more rows are committed."""
+        filled = self._filled + count
+        return filled if self.window is None else min(filled, self.window - 1)
+
+    def extend(self, keys: mx.array, values: mx.array, *, keep: int) -> tuple[mx.array, mx.array]:
+        """Append rows [1, H, S, hd], commit the first `keep` of them, return what is to be attended.
+
+        Returns:
+            Keys and values of the rows visible from the first row after the kept ones, then the rest of the
+            given rows (the block).
+        """
+        self._make_room(keys.shape[2])
+        self.rows.write(keys, values)
+        self._filled += keep
+        self.rows.filled = self._filled
+        assert self.rows.keys is not None and self.rows.values is not None
+        part = slice(self._filled - self.visible, self._filled + keys.shape[2] - keep)
+        return self.rows.keys[:, :, part], self.rows.values[:, :, part]
+
+    def _make_room(self, count: int) -> None:
+        shared = any(snapshot.filled > self._filled for snapshot in self.rows.snapshots)
+        crowded = self.window is not None and self._filled + count > 2 * self.window
+        if shared or (crowded and self._filled > self.visible):
+            self.rows = self.rows.copy(self._filled - self.visible, self._filled)
+            self._filled = self.rows.filled
+        self.rows.filled = self._filled
+
+    def snapshot(self) -> LayerSnapshot:
+        """The state as it is; free, and valid while the layer goes on."""
+        return LayerSnapshot(self.rows, self._filled)
+
+    def restore(self, snapshot: LayerSnapshot) -> None:
+        """Bring back the state of `snapshot`; any state of this layer's past or of another branch."""
+        self.rows, self._filled = snapshot.rows, snapshot.filled
+
+
+class ContextSnapshot(NamedTuple):
+    """The state of every layer and the number of tokens it stands for."""
+
+    length: int
+    layers: tuple[LayerSnapshot, ...]
+
+
+class Context:
+    """The context of all layers; `length` tokens are committed, those a window has dropped included."""
+
+    def __init__(self, windows: list[int | None]) -> None:
+        self.layers = [LayerContext(window) for window in windows]
+        self.length = 0
+
+    def arrays(self) -> list[mx.array]:
+        """The buffers, to be evaluated."""
+        pairs = ((layer.rows.keys, layer.rows.values) for layer in self.layers)
+        return [array for pair in pairs for array in pair if array is not None]
+
+    def snapshot(self) -> ContextSnapshot:
+        """What `restore` needs; stays valid while the context goes on."""
+        return ContextSnapshot(self.length, tuple(layer.snapshot() for layer in self.layers))
+
+    def restore(self, snapshot: ContextSnapshot) -> None:
+        """Bring back the state of `snapshot`."""
+        self.length = snapshot.length
+        for layer, saved in zip(self.layers, snapshot.layers, strict=True):
+            layer.restore(saved)

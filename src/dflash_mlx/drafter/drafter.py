@@ -1,0 +1,146 @@
+"""The drafter of one generation: target features in, proposals out.
+
+Holds a network, the context it has seen, and the features that still wait to enter it. Embedding and head are
+the target's, through the small protocol below; it knows no target class, no text and no acceptance.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import mlx.core as mx
+
+from dflash_mlx.core import Proposal
+from dflash_mlx.drafter.context import ContextSnapshot
+from dflash_mlx.drafter.network import DraftNetwork
+from dflash_mlx.errors import PairError
+
+_MAX_WAITING = 512  # rows of features kept before their keys and values are computed unasked
+
+
+class SharedEnds(Protocol):
+    """What a drafter borrows from its target."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    logit_softcap: float | None  # applied inside `head`; None: not capped
+
+    def embed(self, ids: mx.array) -> mx.array:
+        """Token ids [S] to the rows [S, D] that enter the target's layer 0."""
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Normed rows [S, D] to logits [S, V], the target's own scale and soft-cap included."""
+
+
+class Waiting(NamedTuple):
+    """Features whose first `keep` rows are to enter the context."""
+
+    features: mx.array  # [S, F*D], evaluated
+    keep: int
+
+
+class DrafterSnapshot(NamedTuple):
+    """The context and what waited to enter it."""
+
+    context: ContextSnapshot
+    waiting: tuple[Waiting, ...]
+
+
+class Drafter:
+    """Implements `core.Drafter` for one target; many may share a network."""
+
+    def __init__(self, network: DraftNetwork, target: SharedEnds) -> None:
+        """Bind a network to a target.
+
+        Raises:
+            PairError: hidden sizes differ, or the mask id is no row of the target's embedding.
+        """
+        config = network.config
+        if config.hidden_size != target.hidden_size:
+            raise PairError(
+                f"{network.name} is for targets with hidden size {config.hidden_size}, "
+                f"but {target.name} has {target.hidden_size}; the drafter belongs to another target."
+            )
+        if config.mask_token_id >= target.vocab_size:
+            raise PairError(
+                f"{network.name} uses the mask id {config.mask_token_id}, but {target.name} has only "
+                f"{target.vocab_size} embedding rows; the drafter belongs to another target."
+            )
+        self.network = network
+        self.target = target
+        self.name = network.name
+        self.taps: tuple[int, ...] = config.target_layer_ids
+        self.block_size: int = config.block_size
+        self._context = network.make_context()
+        self._waiting: list[Waiting] = []
+        own_cap = config.final_logit_softcapping
+        self._softcap = own_cap if target.logit_softcap is None else None
+
+    @property
+    def context_length(self) -> int:
+        """Committed tokens injected so far, those that still wait included."""
+        return self._context.length + sum(waiting.keep for waiting in self._waiting)
+
+    def inject(self, features: mx.array, keep: int) -> None:
+        """Append the first `keep` rows of evaluated features [S, F*D] as context.
+
+        They wait for the next `propose` or `settle`; past a few hundred rows they are settled here.
+        """
+        assert 0 <= keep <= features.shape[0], (keep, features.shape)
+        if keep:
+            self._waiting.append(Waiting(features, keep))
+        if sum(waiting.keep for waiting in self._waiting) > _MAX_WAITING:
+            self.settle()
+
+    def settle(self) -> None:
+        """Compute the context of everything that waits, evaluate it and free the features."""
+        fused = self._fuse_waiting()
+        if fused is not None:
+            self.network.absorb(fused, self._context)
+        mx.eval(self._context.arrays())
+
+    def propose(self, anchor: int, block_size: int) -> Proposal:
+        """Draft the block_size - 1 tokens after the anchor, which stands right after the context.
+
+        Both arrays of the proposal are lazy, and so is the context until they are evaluated.
+
+        Raises:
+            UsageError: a block below 2 or above the trained one.
+        """
+        logits = self.logits(anchor, block_size).astype(mx.float32)
+        tokens = mx.argmax(logits, axis=-1)
+        best = mx.max(logits, axis=-1)
+        return Proposal(tokens.astype(mx.int32), mx.exp(best - mx.logsumexp(logits, axis=-1)))
+
+    def logits(self, anchor: int, block_size: int) -> mx.array:
+        """Logits [block_size - 1, V] of the slots after the anchor; what waits enters the context."""
+        config = self.network.config
+        config.effective_block_size(block_size)
+        embedded = self.target.embed(mx.array([anchor] + [config.mask_token_id] * (block_size - 1)))
+        rows = embedded if config.input_embedding_scale == 1.0 else embedded * config.input_embedding_scale
+        hidden = self.network(rows, self._fuse_waiting(), self._context)
+        logits = self.target.head(hidden.astype(embedded.dtype))
+        if config.output_multiplier != 1.0:
+            logits = logits * config.output_multiplier
+        if self._softcap is not None:
+            logits = mx.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+    def snapshot(self) -> DrafterSnapshot:
+        """What `restore` needs to bring this context back; costs nothing and stays valid."""
+        return DrafterSnapshot(self._context.snapshot(), tuple(self._waiting))
+
+    def restore(self, snapshot: DrafterSnapshot) -> None:
+        """Bring back the context of `snapshot`."""
+        self._context.restore(snapshot.context)
+        self._waiting = list(snapshot.waiting)
+
+    def _fuse_waiting(self) -> mx.array | None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return None
+        return self.network.fuse(_joined([item.features[: item.keep] for item in waiting]))
+
+
+def _joined(parts: Sequence[mx.array]) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=0)
