@@ -150,6 +150,9 @@ class Target(Protocol):
         May be called again with another `keep` until the next pass.
         """
 
+    def settle(self, cache: Any) -> None:
+        """Evaluate everything the cache holds."""
+
     def snapshot(self, cache: Any) -> Any:
         """What `restore` needs to bring this state back; stays valid while the cache goes on."""
 

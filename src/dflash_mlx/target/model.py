@@ -95,6 +95,10 @@ class MLXTarget:
         """Let the cache hold only the first `keep` rows of the pass that made `tape`."""
         caches.commit(cache, tape, keep)
 
+    def settle(self, cache: Cache) -> None:
+        """Evaluate everything the cache holds."""
+        mx.eval([layer.state for layer in cache])
+
     def snapshot(self, cache: Cache) -> CacheSnapshot:
         """The state now, for `restore`."""
         return caches.snapshot(cache)

@@ -1,0 +1,79 @@
+"""Tiny random targets whose next token depends on everything before it."""
+
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map_with_path
+
+from dflash_mlx.target import MLXTarget, build, set_dtype
+
+VOCAB = 128
+
+_SHAPE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3": {"model_type": "qwen3", **_SHAPE},
+    "qwen3-tied": {"model_type": "qwen3", **_SHAPE, "tie_word_embeddings": True},
+    "llama": {"model_type": "llama", **_SHAPE},
+    "qwen2": {"model_type": "qwen2", **_SHAPE},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        **_SHAPE,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
+    "phi3": {"model_type": "phi3", **_SHAPE},
+    "smollm3": {"model_type": "smollm3", **_SHAPE, "no_rope_layer_interval": 4},
+    # A scaled embedding and soft-capped logits.
+    "gemma2": {"model_type": "gemma2", **_SHAPE, "query_pre_attn_scalar": 16.0, "final_logit_softcapping": 30.0},
+    # Scaled embedding, residual and logits.
+    "granite": {
+        "model_type": "granite",
+        **_SHAPE,
+        "logits_scaling": 2.0,
+        "attention_multiplier": 0.25,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.7,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+}
+
+
+def tiny_target(kind: str = "qwen3", *, seed: int = 0, dtype: mx.Dtype = mx.float32, **changes: Any) -> MLXTarget:
+    """A sharpened random model of mlx-lm's own classes: large weights, so that a wrong state changes the text."""
+    config = {**CONFIGS[kind], **changes}
+    mx.random.seed(seed)
+    model = build(config)
+    model.update(tree_map_with_path(_sharpen, model.parameters()))
+    if "final_logit_softcapping" in config:
+        model.model.embed_tokens.weight *= 0.06  # keeps the logits where the cap still tells them apart
+    set_dtype(model, dtype)
+    return MLXTarget(model, config, f"tiny-{kind}")
+
+
+def _sharpen(path: str, array: mx.array) -> mx.array:
+    if array.ndim < 2:
+        return array
+    scale = 1.0 if "embed" in path else 2.0 / array.shape[-1] ** 0.5
+    return scale * mx.random.normal(array.shape)
+
+
+def parameter_names(target: MLXTarget) -> list[str]:
+    return [name for name, _ in tree_flatten(target.model.parameters())]

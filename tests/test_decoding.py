@@ -1,0 +1,280 @@
+"""Same text, whatever the drafter does: the loop on tiny targets with a drafter that is right as planned."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_mlx.core import Cut, Round, SamplingParams
+from dflash_mlx.decoding import Decoder, Meter
+from dflash_mlx.policy import WholeBlock
+from dflash_mlx.sampling import Sampler
+from dflash_mlx.target import MLXTarget, plain_tokens
+from tests.kit.models import CONFIGS, VOCAB, tiny_target
+from tests.kit.planned import PlannedDrafter
+
+PROMPT = [5, 9, 100, 7, 3, 20, 4]
+BLOCK = 8
+GREEDY = SamplingParams(seed=1)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, top_k=40, seed=11)
+PENALISED = SamplingParams(
+    temperature=0.7, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, min_p=0.02, seed=5
+)
+
+target_of = cache(tiny_target)
+
+
+def plain(
+    target: MLXTarget,
+    params: SamplingParams,
+    count: int,
+    prompt: Sequence[int] = PROMPT,
+    sampler: Sampler | None = None,
+) -> list[int]:
+    """mlx-lm's own loop."""
+    sampler = sampler or Sampler(params)
+    return list(
+        plain_tokens(
+            target,
+            prompt,
+            max_new_tokens=count,
+            draw=sampler.draw,
+            draw_whole=sampler.draw_whole,
+            prefill_chunk=4,
+        )
+    )
+
+
+@cache
+def truth_of(kind: str, params: SamplingParams, count: int) -> list[int]:
+    return plain(target_of(kind), params, count)
+
+
+def decoder(
+    target: MLXTarget,
+    drafter: PlannedDrafter | None,
+    params: SamplingParams,
+    budget: int,
+    stops: Sequence[int] = (),
+    prefill_chunk: int = 4,
+) -> Decoder:
+    seen: list[int] = []
+
+    def cut(tokens: Sequence[int]) -> Cut:
+        for i, token in enumerate(tokens[: budget - len(seen)]):
+            if token in stops:
+                seen.extend(tokens[: i + 1])
+                return Cut(i + 1, "stop")
+        keep = min(len(tokens), budget - len(seen))
+        seen.extend(tokens[:keep])
+        return Cut(keep, "length" if len(seen) == budget else None)
+
+    return Decoder(
+        target=target,
+        cache=target.make_cache(),
+        drafter=drafter,
+        sampler=Sampler(params),
+        cut=cut,
+        policy=WholeBlock(),
+        max_new_tokens=budget,
+        block_size=BLOCK,
+        prefill_chunk=prefill_chunk,
+        meter=Meter(),
+        ids=[],
+    )
+
+
+def run(decoder: Decoder, prompt: Sequence[int] = PROMPT) -> list[Round]:
+    list(decoder.prefill(prompt))
+    return list(decoder.rounds())
+
+
+def text(rounds: Sequence[Round]) -> list[int]:
+    return [token for r in rounds for token in r.tokens]
+
+
+def planned(truth: Sequence[int], plan: Sequence[int], prompt: Sequence[int] = PROMPT) -> PlannedDrafter:
+    return PlannedDrafter([*prompt, *truth], plan, vocab_size=VOCAB, block_size=BLOCK)
+
+
+def held(target: MLXTarget, decoder: Decoder) -> mx.array:
+    """What the target says next from this cache when it is fed the last emitted token."""
+    return target.verify(mx.array(decoder.ids[-1:]), decoder.cache, ()).logits
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_drafted_text_is_plain_text_in_every_family(kind: str, params: SamplingParams) -> None:
+    target = target_of(kind)
+    truth = plain(target, params, 40)
+    assert len(set(truth)) > 8, "a text that does not vary tests nothing"
+    rounds = run(decoder(target, planned(truth, [0, 3, 7, 7, 1, 5]), params, 40))
+    assert text(rounds) == truth
+    assert [r.accepted for r in rounds[1:7]] == [0, 3, 7, 7, 1, 5]
+
+
+@settings(max_examples=25)
+@given(
+    plan=st.lists(st.integers(0, BLOCK - 1), min_size=1, max_size=12),
+    params=st.sampled_from([GREEDY, SAMPLED, PENALISED]),
+    budget=st.integers(1, 45),
+    chunk=st.integers(1, 9),
+)
+def test_text_does_not_depend_on_what_is_accepted(
+    plan: list[int], params: SamplingParams, budget: int, chunk: int
+) -> None:
+    target = target_of("qwen3")
+    truth = truth_of("qwen3", params, 45)
+    rounds = run(decoder(target, planned(truth, plan), params, budget, prefill_chunk=chunk))
+    assert text(rounds) == truth[:budget]
+    assert rounds[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
+def test_decoding_without_a_drafter_is_mlx_lm_s_text(params: SamplingParams) -> None:
+    target = target_of("qwen3")
+    assert text(run(decoder(target, None, params, 30))) == plain(target, params, 30)
+
+
+@settings(max_examples=15)
+@given(plan=st.lists(st.integers(0, BLOCK - 1), min_size=1, max_size=6), stop_at=st.integers(0, 30))
+def test_a_stop_id_ends_the_text_wherever_it_falls_in_a_block(plan: list[int], stop_at: int) -> None:
+    target = target_of("qwen3")
+    truth = truth_of("qwen3", SAMPLED, 40)
+    stop = truth[stop_at]
+    d = decoder(target, planned(truth, plan), SAMPLED, 40, stops=[stop])
+    rounds = run(d)
+    assert text(rounds) == truth[: truth.index(stop) + 1]
+    assert rounds[-1].finish_reason == "stop"
+    assert d.cache[0].offset == len(d.ids) - 1
+
+
+@pytest.mark.parametrize("budget", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
+def test_the_budget_is_exact(budget: int) -> None:
+    target = target_of("qwen3")
+    truth = truth_of("qwen3", GREEDY, 40)
+    rounds = run(decoder(target, planned(truth, [BLOCK - 1]), GREEDY, budget))
+    assert text(rounds) == truth[:budget]
+    assert all(r.verified <= budget for r in rounds)
+
+
+@pytest.mark.parametrize("drafted", [True, False], ids=["drafted", "plain"])
+def test_after_every_round_the_cache_holds_the_emitted_tokens_but_the_last(drafted: bool) -> None:
+    """Whoever stops and when: what is left behind continues like a cache that was read afresh."""
+    target = target_of("qwen3")
+    truth = plain(target, SAMPLED, 30)
+    for stop_after in range(1, 9):
+        d = decoder(target, planned(truth, [2, 0, 7, 4]) if drafted else None, SAMPLED, 30)
+        list(d.prefill(PROMPT))
+        rounds = d.rounds()
+        for _ in range(stop_after):
+            next(rounds)
+            assert d.cache[0].offset == len(d.ids) - 1
+        rounds.close()
+        fresh = target.make_cache()
+        target.verify(mx.array(d.ids[:-1]), fresh, ())
+        expected = target.verify(mx.array(d.ids[-1:]), fresh, ()).logits
+        assert mx.allclose(held(target, d), expected, atol=1e-4)
+
+
+def test_plain_decoding_goes_on_after_somebody_used_its_cache_between_two_tokens() -> None:
+    """The pass that runs ahead is undone for the length of a yield."""
+    target = target_of("qwen3")
+    truth = plain(target, GREEDY, 12)
+    d = decoder(target, None, GREEDY, 12)
+    list(d.prefill(PROMPT))
+    seen = []
+    for r in d.rounds():
+        seen += r.tokens
+        assert [c.offset for c in d.cache] == [len(d.ids) - 1] * 4
+    assert seen == truth
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 6, 100])
+def test_the_drafter_gets_the_features_of_exactly_the_committed_tokens(chunk: int) -> None:
+    """Chunked prefill and partly accepted blocks give the features of one pass over the final text."""
+    target = target_of("qwen3")
+    truth = plain(target, SAMPLED, 25)
+    drafter = planned(truth, [0, 3, 7, 1])
+    d = decoder(target, drafter, SAMPLED, 25, prefill_chunk=chunk)
+    run(d)
+    once = target.verify(mx.array(d.ids[:-1]), target.make_cache(), drafter.taps).features
+    got = mx.concatenate(drafter.features)
+    assert got.shape == once.shape
+    assert mx.allclose(got, once, atol=1e-4)
+
+
+def test_features_are_outputs_of_the_layers_named_in_the_order_named() -> None:
+    target = target_of("qwen3")
+    ids = mx.array([PROMPT])
+    model = target.model.model
+    h = model.embed_tokens(ids)
+    outputs = []
+    for layer in model.layers:
+        h = layer(h, "causal", None)
+        outputs.append(h[0])
+    taps = (3, 0, 2)
+    features = target.verify(ids[0], target.make_cache(), taps).features
+    assert mx.allclose(features, mx.concatenate([outputs[i] for i in taps], axis=-1), atol=1e-5)
+
+
+def test_a_prompt_of_one_token_and_prompts_around_the_chunk_size() -> None:
+    target = target_of("llama")
+    for length in (1, 2, 4, 5, 8, 9):
+        prompt = list(range(3, 3 + length))
+        truth = plain(target, GREEDY, 12, prompt)
+        rounds = run(decoder(target, planned(truth, [3, 7], prompt), GREEDY, 12), prompt)
+        assert text(rounds) == truth
+
+
+def test_a_cut_whose_shortlist_is_short_is_decided_in_full() -> None:
+    """A flat row over a vocabulary larger than the shortlist: drafted, plain and mlx-lm's loop agree."""
+    target = tiny_target("qwen3", vocab_size=2048, tie_word_embeddings=True)
+    params = SamplingParams(temperature=60.0, top_p=0.97, seed=2)
+    sampler = Sampler(params)
+    logits = target.verify(mx.array(PROMPT), target.make_cache(), ()).logits
+    assert -1 in sampler.draw(logits, 1).tolist()
+    truth = plain(target, params, 20)
+    assert text(run(decoder(target, None, params, 20))) == truth
+    drafter = PlannedDrafter([*PROMPT, *truth], [2, 0, 7], vocab_size=2048, block_size=BLOCK)
+    assert text(run(decoder(target, drafter, params, 20))) == truth
+
+
+def test_a_processor_of_the_caller_s_bans_an_id_at_every_position() -> None:
+    target = target_of("qwen3")
+    banned = max(set(plain(target, GREEDY, 30)), key=plain(target, GREEDY, 30).count)
+    histories: list[list[int]] = []
+
+    def ban(tokens: mx.array, logits: mx.array) -> mx.array:
+        histories.append(tokens.tolist())
+        logits[:, banned] = -mx.inf
+        return logits
+
+    sampler = Sampler(GREEDY, [ban])
+    truth = plain(target, GREEDY, 30, sampler=sampler)
+    histories.clear()
+    d = decoder(target, planned(truth, [0, 5, 7]), GREEDY, 30)
+    d.sampler = sampler
+    assert text(run(d)) == truth
+    assert banned not in truth
+    assert histories[0] == PROMPT, "the first call sees the whole prompt"
+    whole = [*PROMPT, *truth]
+    right = [h for h in histories if h == whole[: len(h)]]
+    assert {len(h) for h in right} >= set(range(len(PROMPT), len(whole))), "each row sees the tokens before it"
+
+
+def test_a_second_run_from_a_snapshot_gives_the_same_text() -> None:
+    target = target_of("qwen3")
+    truth = plain(target, GREEDY, 20)
+    d = decoder(target, None, GREEDY, 20)
+    list(d.prefill(PROMPT))
+    saved = target.snapshot(d.cache)
+    first = text(list(d.rounds()))
+    target.restore(d.cache, saved)
+    again = decoder(target, planned(truth, [3]), GREEDY, 20)
+    again.cache, again.ids = d.cache, list(PROMPT)
+    again.drafter.context_length = len(PROMPT) - 1
+    assert text(list(again.rounds())) == first == truth
