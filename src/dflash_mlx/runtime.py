@@ -152,8 +152,8 @@ def cache_dir() -> Path:
     """
     if own := os.environ.get("DFLASH_CACHE"):
         return Path(own).expanduser().absolute()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared, "dflash-mlx").absolute()
+    if (shared := Path(os.environ.get("XDG_CACHE_HOME", ""))).is_absolute():
+        return shared / "dflash-mlx"
     return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "dflash-mlx"
 
 
