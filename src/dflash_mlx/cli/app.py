@@ -1,0 +1,179 @@
+"""The commands: what was typed in, an exit code out. Refuses what it can before MLX is loaded.
+
+Exit codes: 0 done, 1 a person can mend it, 2 usage, 130 interrupted, 141 the reader of stdout went away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperGroup
+
+from dflash_mlx.cli.options import ChatOptions, Options, check, for_chat, inherit, takes, without_effect
+from dflash_mlx.cli.prompt import read_prompt, stdin_is_terminal
+from dflash_mlx.errors import DFlashError
+
+if TYPE_CHECKING:
+    from dflash_mlx.cli.view import View
+    from dflash_mlx.generator import DFlashGenerator
+
+Factory = Callable[..., "DFlashGenerator"]
+"""Makes the generator; Typer's context object where a caller brings its own."""
+
+_OUTER = "dflash_mlx.outer"  # where the options before a subcommand wait for it
+
+
+class _Root(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a subcommand; a prompt in its place is the likeliest mistake."""
+        if args and self.get_command(ctx, args[0]) is None:
+            raise typer.BadParameter(f"there is no command {args[0]!r}; a prompt goes after --prompt.", ctx)
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(cls=_Root, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+chat_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+@takes(Options)
+def generate(ctx: typer.Context, options: Options) -> None:
+    """Answer a prompt, drafted by DFlash; without a prompt on a terminal, open the chat.
+
+    The answer goes to stdout and nothing else does.
+    """
+    if ctx.invoked_subcommand is not None:
+        ctx.meta[_OUTER] = options
+        return
+    _report(options, lambda view: _generate(view, options, ctx.obj or _load))
+
+
+@app.command()
+@chat_app.command()
+@takes(ChatOptions)
+def chat(ctx: typer.Context, options: ChatOptions) -> None:
+    """Talk with the model; /help lists the commands of the chat."""
+    outer: Options = ctx.meta.get(_OUTER, Options())
+    debug = options.debug or outer.debug
+    _report(
+        ChatOptions(stats=options.stats, debug=debug),
+        lambda view: _chat(view, inherit(outer, options), ctx.obj or _load),
+    )
+
+
+def main() -> None:
+    """`dflash-mlx`."""
+    _start(app)
+
+
+def main_chat() -> None:
+    """`dflash-mlx-chat`: the same as `dflash-mlx chat`."""
+    _start(chat_app)
+
+
+def _start(commands: typer.Typer) -> None:
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    plain = not on_terminal or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    commands.rich_markup_mode = None if plain else "rich"
+    commands()
+
+
+def _load(**arguments: Any) -> DFlashGenerator:
+    from dflash_mlx.generator import DFlashGenerator
+
+    return DFlashGenerator(**arguments)
+
+
+def _generate(view: View, options: Options, factory: Factory) -> int:
+    check(options)
+    prompt = read_prompt(options, view.note)
+    if prompt is None:
+        return _chat(view, for_chat(options), factory)
+    ignored = without_effect(options, options.temperature or 0)
+    if ignored:
+        view.note(f"The temperature is 0, so {' and '.join(ignored)} changes nothing; --temperature sets it.")
+    with factory(**options.model(), on_note=view.note) as generator:
+        if options.compare:
+            _compare(view, generator, prompt, options)
+        elif options.json:
+            from dflash_mlx.cli.record import result_record
+
+            view.record(result_record(generator.generate(prompt, **options.answer())))
+        else:
+            _stream(view, generator, prompt, options)
+    return 0
+
+
+def _stream(view: View, generator: DFlashGenerator, prompt: str, options: Options) -> None:
+    stats = None
+    for chunk in generator.stream(prompt, **options.answer()):
+        view.piece(chunk.text, chunk.kind)
+        stats = chunk.stats
+    view.end_answer()
+    if stats is not None:
+        view.figures(stats)
+
+
+def _compare(view: View, generator: DFlashGenerator, prompt: str, options: Options) -> None:
+    from dflash_mlx.cli.record import comparison_record
+
+    comparison = generator.compare(prompt, **options.answer())
+    if options.json:
+        view.record(comparison_record(comparison))
+        return
+    view.piece(comparison.drafted.thinking, "thought")
+    view.piece(comparison.drafted.text, "answer")
+    view.end_answer()
+    view.figures(comparison.drafted.stats)
+    view.verdict(comparison)
+
+
+def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
+    check(options)
+    from dflash_mlx.cli.chat import Chat
+    from dflash_mlx.cli.lines import reader
+
+    person = stdin_is_terminal()
+    with factory(**options.model(), on_note=view.note) as generator:
+        conversation = Chat(generator, view, options, stays=person)
+        if person:
+            conversation.greet()
+        conversation.run(reader())
+    return 1 if conversation.failed and not person else 0
+
+
+def _report(options: ChatOptions, body: Callable[[View], int]) -> None:
+    """Run a command's body and leave with its exit code; an error becomes one sentence on stderr."""
+    from dflash_mlx.cli.view import View, silence, stderr_console, stdout
+
+    answers = stdout()
+    try:
+        view = View(stderr_console(), answers, options.stats)
+        code = _outcome(view, options.debug, body)
+        answers.flush()
+    except BrokenPipeError:
+        silence(answers, sys.stderr)
+        code = 141
+    raise typer.Exit(code)
+
+
+def _outcome(view: View, debug: bool, body: Callable[[View], int]) -> int:
+    try:
+        return body(view)
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:
+        view.end_answer()
+        return 130
+    except Exception as error:
+        if debug:
+            view.traceback()
+        if isinstance(error, DFlashError):
+            view.error(str(error))
+            return error.exit_code
+        view.error(f"{type(error).__name__}: {error}" + ("" if debug else " (--debug shows where)"))
+        return 1

@@ -1,0 +1,168 @@
+"""What people see: text and figures in, stdout and stderr out. The only file that draws; it decides nothing.
+
+Model text goes to stdout as it is, never as markup. All else goes to stderr, styled where that is a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+
+if TYPE_CHECKING:  # the generator loads MLX
+    from dflash_mlx.cli.record import Record
+    from dflash_mlx.core import ChunkKind, Stats
+    from dflash_mlx.generator import Comparison
+
+_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)))  # all but tab and newline
+
+
+def stderr_console() -> Console:
+    """Stderr; without styles where it is no terminal, where TERM is dumb or NO_COLOR is set."""
+    if os.environ.get("NO_COLOR"):
+        return Console(stderr=True, color_system=None)
+    return Console(stderr=True)
+
+
+class View:
+    """One run's output.
+
+    Args:
+        console: where everything but the answer goes.
+        answers: where the answer goes.
+        stats: whether to show figures; None: only on a terminal.
+    """
+
+    def __init__(self, console: Console, answers: TextIO, stats: bool | None = None):
+        self._console = console
+        self._answers = answers
+        self._answers_on_terminal = answers.isatty()
+        self.shows_stats = console.is_terminal if stats is None else stats
+        self._kind: ChunkKind = "answer"
+        self._open = {"answer": False, "thought": False}  # whether its last line still lacks a newline
+        self._noted: set[str] = set()
+
+    def piece(self, text: str, kind: ChunkKind) -> None:
+        """Show the next piece of an answer or of the thoughts before it."""
+        if not text:
+            return
+        if kind != self._kind:
+            self._break(self._kind)
+            self._kind = kind
+        self._open[kind] = not text.endswith("\n")
+        if kind == "thought":
+            self._console.out(_printable(text), style="dim", highlight=False, end="")
+        else:
+            self._answers.write(_printable(text) if self._answers_on_terminal else text)
+            self._answers.flush()
+
+    def end_answer(self) -> None:
+        """Finish the line that is open on either stream."""
+        self._break("thought")
+        self._break("answer")
+        self._kind = "answer"
+
+    def record(self, record: Record) -> None:
+        """Print one JSON object on stdout."""
+        self._answers.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._answers.flush()
+
+    def note(self, text: str) -> None:
+        """Say a thing on a line of its own; the same thing is said once."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """Say a thing on a line of its own."""
+        self.end_answer()
+        self._console.out(_printable(text), style="dim", highlight=False)
+
+    def error(self, text: str) -> None:
+        """Say what went wrong."""
+        self.end_answer()
+        self._console.out("error: ", style="bold red", highlight=False, end="")
+        self._console.out(_printable(text), highlight=False)
+
+    def traceback(self) -> None:
+        """Show where the exception in hand came from."""
+        self.end_answer()
+        self._console.print_exception(show_locals=False)
+
+    def figures(self, stats: Stats) -> None:
+        """The line of figures after an answer, and the notes that were not said yet."""
+        for text in stats.notes:
+            self.note(text)
+        if stats.finish_reason == "length":
+            self.say(f"stopped at the limit of {stats.new_tokens} tokens")
+        if self.shows_stats:
+            self.say(_figures(stats))
+
+    def verdict(self, comparison: Comparison) -> None:
+        """Two lines: whether plain and drafted decoding agree, and how their speeds compare."""
+        difference = comparison.first_difference
+        if comparison.identical or difference is None:
+            self.say(f"identical: {comparison.drafted.stats.new_tokens} tokens, plain and drafted")
+        else:
+            self.say(
+                f"not identical: token {difference.index} is {difference.plain} plain and "
+                f"{difference.drafted} drafted, their logits {difference.logit_gap:.2g} apart"
+            )
+        plain, drafted = comparison.plain.stats, comparison.drafted.stats
+        self.say(
+            f"speed: {drafted.tokens_per_second:.1f} tokens/s drafted, {plain.tokens_per_second:.1f} plain, "
+            f"{comparison.speedup:.2f} times"
+        )
+
+    def _break(self, kind: ChunkKind) -> None:
+        if not self._open[kind]:
+            return
+        self._open[kind] = False
+        if kind == "thought":
+            self._console.out("")
+        else:
+            self._answers.write("\n")
+            self._answers.flush()
+
+
+def silence(*streams: TextIO) -> None:
+    """Let what is still in the buffers of closed pipes go nowhere, so that leaving the program is quiet."""
+    for stream in streams:
+        with suppress(OSError, ValueError):  # a stream without a file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def stdout() -> TextIO:
+    """Stdout, replacing what its encoding cannot write; nowhere where the program was started without one."""
+    if sys.stdout is None:
+        return open(os.devnull, "w")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    return sys.stdout
+
+
+def _printable(text: str) -> str:
+    """Text without the control characters that would steer a terminal."""
+    return text.translate(_CONTROLS)
+
+
+def _figures(stats: Stats) -> str:
+    seconds = stats.seconds
+    parts = [
+        f"{stats.new_tokens} tokens",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"{stats.tokens_per_round:.2f} tokens/round",
+    ]
+    if stats.draft is not None:
+        parts.append(f"{stats.acceptance_rate:.0%} of {stats.verified} proposals accepted")
+    parts.append(f"prefill {seconds.prefill:.2f} s for {stats.prompt_tokens} tokens")
+    for name in ("draft", "verify", "other"):
+        if (measured := getattr(seconds, name)) is not None:
+            parts.append(f"{name} {measured:.2f} s")
+    parts.append(f"peak {stats.peak_memory_gb:.2f} GB")
+    parts.append(f"seed {stats.seed}")
+    return " · ".join(parts)
