@@ -66,11 +66,9 @@ class Kernel:
     file: str  # the body, e.g. "block_attention.metal"
     inputs: tuple[str, ...]  # argument names as the body uses them, in call order
     outputs: tuple[str, ...]
-    header: str | None = None  # a shared header file of the same folder, e.g. "block_attention_tiles.h.metal"
+    header: str | None = None  # a shared header file of the same folder, e.g. "block_attention_common.metal"
     math_mode: Literal["safe", "relaxed", "fast"] = "safe"
-    contiguous: bool = (
-        True  # MLX copies inputs that are not row-contiguous; False: the body reads `x_strides`
-    )
+    contiguous: bool = True  # MLX copies strided inputs first; False: the body reads `x_strides`
     atomic: bool = False  # every output is `device atomic<T>*`
 
     @property
@@ -85,7 +83,7 @@ class Kernel:
 
     @property
     def digest(self) -> str:
-        """Ten hex digits over everything that decides the compiled kernel; what a measurement is filed under."""
+        """Ten hex digits over all that decides the compiled kernel; measurements are filed under it."""
         arguments = "|".join((*self.inputs, ">", *self.outputs, str(self.contiguous), str(self.atomic)))
         text = "\0".join((self.header_text, self.source, arguments, self.math_mode))
         return hashlib.sha256(text.encode()).hexdigest()[:10]
