@@ -49,7 +49,8 @@ def generate(ctx: typer.Context, options: Options) -> None:
     if ctx.invoked_subcommand is not None:
         ctx.meta[_OUTER] = options
         return
-    _report(options, lambda view: _generate(view, options, ctx.obj or _load))
+    stats = True if options.profile else options.stats
+    _report(stats, options.debug, lambda view: _generate(view, options, ctx.obj or _load))
 
 
 @app.command()
@@ -58,11 +59,9 @@ def generate(ctx: typer.Context, options: Options) -> None:
 def chat(ctx: typer.Context, options: ChatOptions) -> None:
     """Talk with the model; /help lists the commands of the chat."""
     outer: Options = ctx.meta.get(_OUTER, Options())
+    stats = outer.stats if options.stats is None else options.stats
     debug = options.debug or outer.debug
-    _report(
-        ChatOptions(stats=options.stats, debug=debug),
-        lambda view: _chat(view, inherit(outer, options), ctx.obj or _load),
-    )
+    _report(stats, debug, lambda view: _chat(view, inherit(outer, options), ctx.obj or _load))
 
 
 def main() -> None:
@@ -100,9 +99,7 @@ def _generate(view: View, options: Options, factory: Factory) -> int:
         if options.compare:
             _compare(view, generator, prompt, options)
         elif options.json:
-            from dflash_mlx.cli.record import result_record
-
-            view.record(result_record(generator.generate(prompt, **options.answer())))
+            _print_record(view, generator, prompt, options)
         else:
             _stream(view, generator, prompt, options)
     return 0
@@ -118,18 +115,27 @@ def _stream(view: View, generator: DFlashGenerator, prompt: str, options: Option
         view.figures(stats)
 
 
+def _print_record(view: View, generator: DFlashGenerator, prompt: str, options: Options) -> None:
+    from dflash_mlx.cli.record import result_record
+
+    result = generator.generate(prompt, **options.answer())
+    view.record(result_record(result))
+    if options.stats:
+        view.figures(result.stats)
+
+
 def _compare(view: View, generator: DFlashGenerator, prompt: str, options: Options) -> None:
     from dflash_mlx.cli.record import comparison_record
 
     comparison = generator.compare(prompt, **options.answer())
     if options.json:
         view.record(comparison_record(comparison))
-        return
-    view.piece(comparison.drafted.thinking, "thought")
-    view.piece(comparison.drafted.text, "answer")
-    view.end_answer()
-    view.figures(comparison.drafted.stats)
-    view.verdict(comparison)
+    else:
+        view.piece(comparison.drafted.thinking, "thought")
+        view.piece(comparison.drafted.text, "answer")
+        view.end_answer()
+        view.figures(comparison.drafted.stats)
+        view.verdict(comparison)
 
 
 def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
@@ -146,18 +152,22 @@ def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
     return 1 if conversation.failed and not person else 0
 
 
-def _report(options: ChatOptions, body: Callable[[View], int]) -> None:
+def _report(stats: bool | None, debug: bool, body: Callable[[View], int]) -> None:
     """Run a command's body and leave with its exit code; an error becomes one sentence on stderr."""
     from dflash_mlx.cli.view import View, silence, stderr_console, stdout
 
     answers = stdout()
     try:
-        view = View(stderr_console(), answers, options.stats)
-        code = _outcome(view, options.debug, body)
+        view = View(stderr_console(), answers, stats)
+        code = _outcome(view, debug, body)
         answers.flush()
     except BrokenPipeError:
         silence(answers, sys.stderr)
         code = 141
+    except OSError as error:
+        silence(answers)
+        typer.echo(f"error: The answer cannot be written: {error.strerror}.", err=True)
+        code = 1
     raise typer.Exit(code)
 
 

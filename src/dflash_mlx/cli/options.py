@@ -24,11 +24,12 @@ def _option(group: str, help: str, *names: str, metavar: str | None = None) -> A
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=group, show_default=False)
 
 
-def _show_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> bool:
     if wanted:
         parts = ", ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm"))
         typer.echo(f"dflash-mlx {version('dflash-mlx')} ({parts}, Python {platform.python_version()})")
         raise typer.Exit()
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
