@@ -76,15 +76,17 @@ print(runtime.blas().name)
 
 
 @linux_only
-@pytest.mark.parametrize("dtype", [mx.float32, mx.complex64])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float64, mx.complex64])
 def test_products_through_the_forwarder_are_right(dtype):
     """Shapes that differ in every dimension, so that no argument can have changed its place."""
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=shape) + 1j * rng.normal(size=shape) for shape in ((5, 7), (7, 3)))
-    if dtype == mx.float32:
+    if dtype != mx.complex64:
         a, b = a.real, b.real
-    product = mx.array(a).astype(dtype) @ mx.array(b).astype(dtype)
-    transposed = mx.array(a).astype(dtype) @ mx.array(np.ascontiguousarray(b.T)).astype(dtype).T
+    with mx.stream(mx.cpu):
+        left, right, right_t = (mx.array(x, dtype=dtype) for x in (a, b, np.ascontiguousarray(b.T)))
+        product, transposed = left @ right, left @ right_t.T
+        mx.eval(product, transposed)
     assert np.allclose(np.array(product), a @ b, atol=1e-5)
     assert np.allclose(np.array(transposed), a @ b, atol=1e-5)
 
@@ -236,7 +238,7 @@ def mac(monkeypatch):
 
 
 def test_overlapping_wired_limits_set_once_and_put_back_once(mac, capsys):
-    """Two interleaved generators: the first to end left the second one's model unwired, the last a limit set."""
+    """Two interleaved generators: the first to end left the other's model unwired, the last a limit set."""
     first, second = runtime.wired_limit("A"), runtime.wired_limit("B")
     first.__enter__()
     second.__enter__()
