@@ -1,7 +1,7 @@
 """Where the console scripts start: they go on only if the `dflash_mlx` that Python would import is this one.
 
-In: the import path. Out: the console, or one sentence on stderr and exit 1. Stands beside the package, since a
-foreign one of that name earlier on the path hides all that is inside. Imports neither before the check.
+In: the import path. Out: the console, or one sentence on stderr and exit 1. Stands beside the package,
+since a foreign one of that name earlier on the path hides all that is inside. Imports neither before the check.
 """
 
 import importlib.util

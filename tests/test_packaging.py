@@ -1,4 +1,4 @@
-"""What reaches the user: the wheel, the console scripts, the locked requirements; and two rules of the rooms."""
+"""What reaches the user: the wheel, the console scripts, locked requirements; and two rules of the rooms."""
 
 import ast
 import importlib.metadata
