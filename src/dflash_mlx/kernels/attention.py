@@ -1,22 +1,26 @@
-"""Attention of one block over injected context: the definition in MLX ops, and two passes of Metal over split keys.
+"""Attention of one block over injected context: in MLX ops, and in two passes of Metal over split keys.
 
 In: the block's queries, the context buffers with their length, the block's own keys and values. Out: attended
 rows. Knows nothing of caches: a buffer comes whole, or as a stock cache's slice, and is never copied.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import mlx.core as mx
 
+from dflash_mlx.kernels.attention_plan import (
+    Form,
+    Plan,
+    class_name,
+    first_seen,
+    plan,
+    shape_class,
+    supports,
+    vector_rows,
+)
+from dflash_mlx.kernels.choice import Choices, Contest
 from dflash_mlx.kernels.source import Factory, Kernel, usable
-
-Form = Literal["matrix", "vector"]
-
-HEAD_DIMS = (64, 80, 96, 128, 256)
-DTYPES = (mx.float16, mx.bfloat16, mx.float32)
-MAX_ROWS = 32
-MAX_GROUP = 8
 
 _MODES = {"full": 0, "causal": 1, "ancestors": 2}
 _INPUTS = ("q", "context_k", "context_v", "block_k", "block_v", "ancestors", "params", "scale")
@@ -34,73 +38,9 @@ _FIRST_PASS: dict[Form, Kernel] = {
 _MERGE = Kernel(
     "block_attention_merge", "block_attention_merge.metal", ("o_part", "stats", "splits"), ("out",)
 )
-KERNELS = (*_FIRST_PASS.values(), _MERGE)
-
-
-class Plan(NamedTuple):
-    """How one call is laid over the GPU."""
-
-    form: Form
-    keys: int  # keys that any row can see: from the first that a window leaves to the block's last
-    splits: int  # parts of the keys; the second pass runs only when there is more than one
-    tile: int  # keys staged at once (matrix) or in flight (vector) in a threadgroup
-    simdgroups: int  # in a threadgroup
-    row_groups: int  # threadgroups that share a kv head's G*S query rows; each reads all its keys
-
-    def threadgroups(self, kv_heads: int) -> int:
-        """Of the first pass."""
-        return self.row_groups * kv_heads * self.splits
-
-
-def supports(
-    q: mx.array, context_k: mx.array, context_v: mx.array, block_k: mx.array, block_v: mx.array
-) -> bool:
-    """Whether the Metal form covers these shapes and dtypes; `block_attention` takes the reference otherwise."""
-    arrays = (q, context_k, context_v, block_k, block_v)
-    if any(a.ndim != 4 or a.shape[0] != 1 or a.dtype != q.dtype for a in arrays):
-        return False
-    heads, rows, head_dim = q.shape[1:]
-    kv_heads, capacity = context_k.shape[1:3]
-    return (
-        q.dtype in DTYPES
-        and head_dim in HEAD_DIMS
-        and 1 <= rows <= MAX_ROWS
-        and capacity > 0
-        and kv_heads > 0
-        and heads % kv_heads == 0
-        and 1 <= heads // kv_heads <= MAX_GROUP
-        and block_k.shape == block_v.shape == (1, kv_heads, rows, head_dim)
-        and context_v.shape == context_k.shape == (1, kv_heads, capacity, head_dim)
-    )
-
-
-def plan(
-    *,
-    group: int,
-    rows: int,
-    kv_heads: int,
-    head_dim: int,
-    itemsize: int,
-    context_length: int,
-    window: int | None = None,
-    form: Form | None = None,
-    splits: int | None = None,
-) -> Plan:
-    """The layout for `rows` block rows of `group` query heads a kv head, elements of `itemsize` bytes."""
-    stacked = group * rows
-    form = form or ("matrix" if stacked >= 8 else "vector")
-    keys = context_length - _first_seen(context_length, window) + rows
-    if form == "matrix":
-        tile = min(32, max(8, 8192 // (head_dim * itemsize) // 8 * 8))  # two tiles in about 17 KiB
-        fragments = math.ceil(stacked / 8)
-        row_groups = math.ceil(fragments / 12)  # 384 threads run whatever the registers a thread takes
-        simdgroups = math.ceil(fragments / row_groups)
-    else:
-        tile = simdgroups = 8
-        row_groups = math.ceil(stacked / _vector_rows(stacked, head_dim))
-    if splits is None:
-        splits = _splits(keys, stacked, kv_heads * row_groups)
-    return Plan(form, keys, splits, tile, simdgroups, row_groups)
+NAME = "block_attention"
+# Largest difference to the definition, relative to its largest entry, by dtype.
+BOUNDS = {mx.float32: 1e-4, mx.float16: 4e-3, mx.bfloat16: 3e-2}
 
 
 def block_attention(
@@ -117,6 +57,7 @@ def block_attention(
     ancestors: mx.array | None = None,
     form: Form | None = None,
     splits: int | None = None,
+    choices: Choices | None = None,
     factory: Factory | None = None,
 ) -> mx.array:
     """Each of S block rows attends over the context and over its block.
@@ -127,67 +68,92 @@ def block_attention(
 
     Args:
         q: [1, G*Hk, S, D].
-        context_k, context_v: [1, Hk, capacity, D] in order of position, of which `context_length` rows are
-            valid. A strided view is read in place; only its last axis should be contiguous for speed.
-        block_k, block_v: [1, Hk, S, D].
+        context_k: [1, Hk, capacity, D] in order of position; a strided view is read in place, fastest
+            when its last axis is contiguous.
+        context_v: as context_k.
+        context_length: how many rows of the buffers are valid; the others are not read.
+        block_k: [1, Hk, S, D].
+        block_v: as block_k.
         scale: multiplies the scores.
+        causal: whether a row sees only the block rows up to itself.
         window: None for all of the context.
         ancestors: uint32 [S]; bit j of entry i lets row i see block row j (itself it sees always), and row i
             stands at position context_length + the number of its ancestors. Takes the place of `causal`.
-        form, splits: fix what `plan` would choose; for races and tests.
-        factory: stands in for `mx.fast.metal_kernel`; without it a machine without Metal, and every shape
-            outside `supports`, runs `block_attention_reference`.
+        form: fixes what `plan` would choose; for races and tests.
+        splits: fixes what `plan` would choose; for races and tests.
+        choices: what was chosen for this machine; unset, the kernel runs wherever it can.
+        factory: stands in for `mx.fast.metal_kernel` where there are no choices; without it a machine without
+            Metal, and every shape outside `supports`, runs `block_attention_reference`.
 
     Returns:
         [1, G*Hk, S, D] in the dtype of q.
     """
-    build = usable(factory)
     arrays = (q, context_k, context_v, block_k, block_v)
-    if build is None or not supports(*arrays):
-        return block_attention_reference(
-            q,
-            context_k,
-            context_v,
-            context_length,
-            block_k,
-            block_v,
-            scale=scale,
-            causal=causal,
-            window=window,
-            ancestors=ancestors,
-        )
-    heads, rows, head_dim = q.shape[1:]
+    assert window is None or window > 0, f"window {window} leaves nothing to see"
+    if supports(*arrays):
+        if choices is None:
+            build = usable(factory)
+        else:
+            build = choices.factory_for(NAME, shape_class(q, context_k, context_length, window))
+        if build is not None:
+            _, heads, rows, head_dim = q.shape
+            layout = plan(
+                group=heads // context_k.shape[1],
+                rows=rows,
+                kv_heads=context_k.shape[1],
+                head_dim=head_dim,
+                itemsize=q.dtype.size,
+                context_length=context_length,
+                window=window,
+                form=form,
+                splits=splits,
+            )
+            mode = _mode(causal, ancestors)
+            return _launch(layout, build, arrays, context_length, scale, mode, window, ancestors)
+    return block_attention_reference(
+        q,
+        context_k,
+        context_v,
+        context_length,
+        block_k,
+        block_v,
+        scale=scale,
+        causal=causal,
+        window=window,
+        ancestors=ancestors,
+    )
+
+
+def _launch(
+    layout: Plan,
+    factory: Factory,
+    arrays: tuple[mx.array, ...],
+    context_length: int,
+    scale: float,
+    mode: str,
+    window: int | None,
+    ancestors: mx.array | None,
+) -> mx.array:
+    q, context_k = arrays[:2]
+    _, heads, rows, head_dim = q.shape
     kv_heads, capacity = context_k.shape[1:3]
     assert 0 <= context_length <= capacity, f"context_length {context_length} in a buffer of {capacity} rows"
-    assert window is None or window > 0, f"window {window} leaves nothing to see"
-    group = heads // kv_heads
-    layout = plan(
-        group=group,
-        rows=rows,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        itemsize=q.dtype.size,
-        context_length=context_length,
-        window=window,
-        form=form,
-        splits=splits,
-    )
-    template: list[tuple[str, mx.Dtype | int | bool]] = [("T", q.dtype), ("D", head_dim), ("G", group)]
-    template.append(("MODE", _MODES[_mode(causal, ancestors)]))
+    group, stacked = heads // kv_heads, heads * rows
+    template: list[tuple[str, mx.Dtype | int | bool]] = [("T", q.dtype), ("D", head_dim)]
+    shared = [*template, ("G", group), ("MODE", _MODES[mode])]
     if layout.form == "matrix":
-        template.append(("BK", layout.tile))
+        own: list[tuple[str, mx.Dtype | int | bool]] = [("BK", layout.tile)]
     else:
-        template += [("RB", _vector_rows(group * rows, head_dim)), ("NSG", layout.simdgroups)]
+        own = [("RB", vector_rows(group * rows, head_dim)), ("NSG", layout.simdgroups)]
     threads = 32 * layout.simdgroups
-    stacked = heads * rows
-    part, stats = _FIRST_PASS[layout.form].build(build)(
+    part, stats = _FIRST_PASS[layout.form].build(factory)(
         inputs=[
             *arrays,
             mx.zeros(1, mx.uint32) if ancestors is None else ancestors,
             mx.array([context_length, window or 0, rows], mx.int32),
-            scale * math.log2(math.e),
+            scale * math.log2(math.e),  # the body works with exp2
         ],
-        template=template,
+        template=shared + own,
         grid=(threads * layout.row_groups, kv_heads, layout.splits),
         threadgroup=(threads, 1, 1),
         output_shapes=[(stacked, layout.splits, head_dim), (stacked, layout.splits, 2)],
@@ -195,12 +161,12 @@ def block_attention(
     )
     if layout.splits == 1:
         return part.reshape(q.shape)
-    (out,) = _MERGE.build(build)(
+    (out,) = _MERGE.build(factory)(
         inputs=[part, stats, layout.splits],
-        template=[("T", q.dtype), ("D", head_dim)],
+        template=template,
         grid=(32, stacked, 1),
         threadgroup=(32, min(8, stacked), 1),
-        output_shapes=[(1, heads, rows, head_dim)],
+        output_shapes=[q.shape],
         output_dtypes=[q.dtype],
     )
     return out
@@ -220,7 +186,7 @@ def block_attention_reference(
     ancestors: mx.array | None = None,
 ) -> mx.array:
     """What `block_attention` computes, in MLX ops; any batch, head dimension and dtype."""
-    first = _first_seen(context_length, window)
+    first = first_seen(context_length, window)
     k = mx.concatenate([context_k[..., first:context_length, :], block_k], axis=2)
     v = mx.concatenate([context_v[..., first:context_length, :], block_v], axis=2)
     rows = q.shape[2]
@@ -258,19 +224,39 @@ def _mode(causal: bool, ancestors: mx.array | None) -> str:
     return "causal" if causal else "full"
 
 
-def _first_seen(context_length: int, window: int | None) -> int:
-    """The first context key that any row sees; row 0 looks furthest back."""
-    return 0 if window is None else min(context_length, max(0, context_length - window + 1))
+def digest() -> str:
+    """Over the text of both forms and of the second pass."""
+    return "-".join(kernel.digest for kernel in (*_FIRST_PASS.values(), _MERGE))
 
 
-def _vector_rows(stacked: int, head_dim: int) -> int:
-    """Query rows a threadgroup of the vector form keeps in registers: a power of two, few variants to compile."""
-    most = 8 if head_dim <= 128 else 4
-    return min(most, 1 << (stacked - 1).bit_length())
+def contest(
+    rows: int, *, heads: int, kv_heads: int, head_dim: int, keys: int, dtype: mx.Dtype, causal: bool
+) -> Contest:
+    """What `Chooser.prepare` needs to try this class; `keys` counts the block's own too."""
+    context = max(1, keys - rows)
 
+    def inputs(seed: int) -> tuple[mx.array, ...]:
+        shapes = [(heads, rows), *[(kv_heads, context)] * 2, *[(kv_heads, rows)] * 2]
+        seeds = mx.random.split(mx.random.key(seed), 5)
+        return tuple(
+            mx.random.normal((1, *shape, head_dim), key=key).astype(dtype)
+            for shape, key in zip(shapes, seeds, strict=True)
+        )
 
-def _splits(keys: int, stacked: int, threadgroups_per_split: int) -> int:
-    """Enough splits to occupy a large GPU, or more where their partial results stay under 1/16 of the keys read."""
-    fill = math.ceil(64 / threadgroups_per_split)
-    cheap = min(keys // (16 * stacked), math.ceil(256 / threadgroups_per_split))
-    return max(1, min(max(fill, cheap), keys // 128))
+    def attend(factory: Factory | None, *arrays: mx.array) -> list[mx.array]:
+        q, context_k, context_v, block_k, block_v = arrays
+        where = (q, context_k, context_v, context, block_k, block_v)
+        if factory is None:
+            return [block_attention_reference(*where, scale=head_dim**-0.5, causal=causal)]
+        return [block_attention(*where, scale=head_dim**-0.5, causal=causal, factory=factory)]
+
+    return Contest(
+        kernel=NAME,
+        digest=digest(),
+        shape_class=class_name(rows, heads, kv_heads, head_dim, context + rows, dtype),
+        bound=BOUNDS[dtype],
+        bytes=2 * kv_heads * keys * head_dim * dtype.size,
+        inputs=inputs,
+        reference=lambda *arrays: attend(None, *arrays),
+        candidate=attend,
+    )

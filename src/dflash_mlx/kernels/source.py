@@ -12,7 +12,6 @@ parameter of that name; and `x_shape`, `x_strides` or `x_ndim` of an input `x` d
 import functools
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol, cast
 
 import mlx.core as mx
@@ -133,8 +132,4 @@ def _build(kernel: Kernel, factory: Factory) -> Launch:
 
 @functools.lru_cache(maxsize=64)
 def _read(file: str) -> str:
-    return (_folder() / file).read_text(encoding="ascii")
-
-
-def _folder() -> Path:
-    return Path(runtime.__file__).parents[2] / "kernels_metal"
+    return (runtime.kernels_folder() / file).read_text(encoding="ascii")

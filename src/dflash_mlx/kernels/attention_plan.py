@@ -1,0 +1,113 @@
+"""How block attention is laid over the GPU: limits, form, splits, and the class a measurement stands for.
+
+In: shapes and dtypes. Out: numbers. Computes no attention and builds no kernel.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import mlx.core as mx
+
+Form = Literal["matrix", "vector"]
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+DTYPES = {mx.float16: "f16", mx.bfloat16: "bf16", mx.float32: "f32"}
+MAX_ROWS = 32
+MAX_GROUP = 8
+
+
+class Plan(NamedTuple):
+    """How one call is laid over the GPU."""
+
+    form: Form
+    keys: int  # keys that any row can see: from the first that a window leaves to the block's last
+    splits: int  # parts of the keys; the second pass runs only when there is more than one
+    tile: int  # keys staged at once (matrix) or in flight (vector) in a threadgroup
+    simdgroups: int  # in a threadgroup
+    row_groups: int  # threadgroups that share a kv head's G*S query rows; each reads all its keys
+
+    def threadgroups(self, kv_heads: int) -> int:
+        """Of the first pass."""
+        return self.row_groups * kv_heads * self.splits
+
+
+def supports(
+    q: mx.array, context_k: mx.array, context_v: mx.array, block_k: mx.array, block_v: mx.array
+) -> bool:
+    """Whether the Metal forms cover these shapes and dtypes; the reference runs otherwise."""
+    arrays = (q, context_k, context_v, block_k, block_v)
+    if any(a.ndim != 4 or a.shape[0] != 1 or a.dtype != q.dtype for a in arrays):
+        return False
+    heads, rows, head_dim = q.shape[1:]
+    kv_heads, capacity = context_k.shape[1:3]
+    return (
+        q.dtype in DTYPES
+        and head_dim in HEAD_DIMS
+        and 1 <= rows <= MAX_ROWS
+        and capacity > 0
+        and kv_heads > 0
+        and heads % kv_heads == 0
+        and 1 <= heads // kv_heads <= MAX_GROUP
+        and block_k.shape == block_v.shape == (1, kv_heads, rows, head_dim)
+        and context_v.shape == context_k.shape == (1, kv_heads, capacity, head_dim)
+    )
+
+
+def plan(
+    *,
+    group: int,
+    rows: int,
+    kv_heads: int,
+    head_dim: int,
+    itemsize: int,
+    context_length: int,
+    window: int | None = None,
+    form: Form | None = None,
+    splits: int | None = None,
+) -> Plan:
+    """The layout for `rows` block rows of `group` query heads a kv head, elements of `itemsize` bytes."""
+    stacked = group * rows
+    form = form or ("matrix" if stacked >= 8 else "vector")
+    keys = context_length - first_seen(context_length, window) + rows
+    if form == "matrix":
+        tile = min(32, max(8, 8192 // (head_dim * itemsize) // 8 * 8))  # two tiles in about 17 KiB
+        fragments = math.ceil(stacked / 8)
+        row_groups = math.ceil(fragments / 12)  # 384 threads run whatever the registers a thread takes
+        simdgroups = math.ceil(fragments / row_groups)
+    else:
+        tile = simdgroups = 8
+        row_groups = math.ceil(stacked / vector_rows(stacked, head_dim))
+    if splits is None:
+        splits = _splits(keys, stacked, kv_heads * row_groups)
+    return Plan(form, keys, splits, tile, simdgroups, row_groups)
+
+
+def shape_class(q: mx.array, context_k: mx.array, context_length: int, window: int | None) -> str:
+    """The class that one measurement stands for: bands of block rows and of visible keys, all else exact."""
+    _, heads, rows, head_dim = q.shape
+    keys = context_length - first_seen(context_length, window) + rows
+    return class_name(rows, heads, context_k.shape[1], head_dim, keys, q.dtype)
+
+
+def class_name(rows: int, heads: int, kv_heads: int, head_dim: int, keys: int, dtype: mx.Dtype) -> str:
+    """As `shape_class`, from the numbers."""
+    row_band, key_band = 1 << (rows - 1).bit_length(), max(1024, 1 << (keys - 1).bit_length())
+    return f"s{row_band} h{heads}/{kv_heads} d{head_dim} keys {key_band} {DTYPES[dtype]}"
+
+
+def first_seen(context_length: int, window: int | None) -> int:
+    """The first context key that any row sees; row 0 looks furthest back."""
+    return 0 if window is None else min(context_length, max(0, context_length - window + 1))
+
+
+def vector_rows(stacked: int, head_dim: int) -> int:
+    """Query rows in the registers of a vector threadgroup: a power of two, few variants to compile."""
+    most = 8 if head_dim <= 128 else 4
+    return min(most, 1 << (stacked - 1).bit_length())
+
+
+def _splits(keys: int, stacked: int, threadgroups_per_split: int) -> int:
+    """Enough splits to fill a large GPU; more where the partial results stay under 1/16 of the keys read."""
+    fill = math.ceil(64 / threadgroups_per_split)
+    cheap = min(keys // (16 * stacked), math.ceil(256 / threadgroups_per_split))
+    return max(1, min(max(fill, cheap), keys // 128))
