@@ -1,0 +1,151 @@
+"""An affine-quantised weight as the product kernels see it: its arrays, its limits, how a product is cut.
+
+In: arrays in the layout of `mx.quantize`. Out: whether the kernels take them, the cut, the template, the
+name of the shape class, random weights for contests. Launches nothing.
+"""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from dflash_mlx.kernels.source import Factory, Kernel
+
+MAX_ROWS = 32
+# Largest difference to the product in fp32, relative to its largest entry, by the dtype of the result. The
+# kernels round once, at the end; the rest is room for another order of the sums.
+BOUNDS = {mx.float32: 1e-4, mx.float16: 1e-3, mx.bfloat16: 8e-3}
+
+_SHORT = {mx.float32: "f32", mx.float16: "f16", mx.bfloat16: "bf16"}
+_ROW_BANDS = ((1, 1), (2, 3), (4, 5), (6, 8), (9, 12), (13, 16), (17, 24), (25, MAX_ROWS))
+_SIMD_GROUPS_WANTED = 1024  # some twenty for each core of a large GPU, so that enough loads are in flight
+
+
+class Quantised(NamedTuple):
+    """One weight [N, K], or one for each expert [E, N, K]; w = scales * quants + biases by groups of K."""
+
+    words: mx.array  # [..., N, K * bits / 32] uint32, low bits first
+    scales: mx.array  # [..., N, K / group_size]
+    biases: mx.array | None  # as scales; None in the formats that have none
+    group_size: int
+    bits: int
+
+    @property
+    def columns(self) -> int:
+        """N, the columns of the product."""
+        return self.words.shape[-2]
+
+    def fits(self, x: mx.array) -> bool:
+        """Whether the kernels take rows x [M, K] times this weight: dtypes, bits, groups, sizes."""
+        depth = x.shape[-1]
+        return (
+            self.bits in (4, 8)
+            and self.group_size in (32, 64, 128)
+            and depth % self.group_size == 0
+            and self.words.dtype == mx.uint32
+            and self.words.shape[-1] * 32 == depth * self.bits
+            and self.words.shape[-2] * self.words.shape[-1] < 2**31
+            and x.dtype in BOUNDS
+            and self.scales.dtype in BOUNDS
+            and self.scales.size >= 8  # fewer come as `constant`, which the body does not take
+            and self.biases is not None
+            and self.biases.dtype == self.scales.dtype
+            and self.biases.shape == self.scales.shape
+            and self.scales.shape == (*self.words.shape[:-1], depth // self.group_size)
+        )
+
+    def result_type(self, x: mx.array) -> mx.Dtype:
+        """The dtype of the product, as MLX promotes: two different floats of 16 or 32 bits give 32."""
+        return x.dtype if x.dtype == self.scales.dtype else mx.float32
+
+    def widened(self) -> "Quantised":
+        """The same weight with its scales and biases in fp32."""
+        biases = None if self.biases is None else self.biases.astype(mx.float32)
+        return self._replace(scales=self.scales.astype(mx.float32), biases=biases)
+
+
+class Plan(NamedTuple):
+    """How one product is cut; `threads` threads work on `width` columns."""
+
+    row_tiles: int  # MT: activation rows in eights
+    column_tiles: int  # NT: columns of one SIMD-group, in eights
+    slices: int  # SK: SIMD-groups that share a column's sum
+    strips: int  # SN: strips of 8 NT columns in a threadgroup
+
+    @property
+    def width(self) -> int:
+        """Columns of one threadgroup."""
+        return 8 * self.column_tiles * self.strips
+
+    @property
+    def threads(self) -> int:
+        """Threads of one threadgroup."""
+        return 32 * self.slices * self.strips
+
+
+def plan(rows: int, columns: int, depth: int, bits: int) -> Plan:
+    """Cut a product of `rows` x `depth` by `depth` x `columns`.
+
+    Four column tiles halve the loads of activations; narrow weights have too few columns for that. Slices
+    of the depth give a narrow weight enough SIMD-groups, as long as each still has four turns of work.
+    """
+    column_tiles = 4 if columns >= 2048 else 2 if columns >= 256 else 1
+    strips = -(-columns // (8 * column_tiles))
+    turns = -(-depth // (512 // bits))
+    slices = 1
+    while slices < 4 and strips * slices < _SIMD_GROUPS_WANTED and slices * 8 <= turns:
+        slices *= 2
+    return Plan(-(-rows // 8), column_tiles, slices, 4 // slices)
+
+
+def launch(
+    kernel: Kernel,
+    inputs: list[mx.array],
+    x: mx.array,
+    weight: Quantised,
+    *,
+    shared_rows: int,
+    factory: Factory | None,
+) -> mx.array:
+    """Run `kernel` over x [M, K], `shared_rows` of them to one reading of the weight: [M, N]."""
+    total, depth = x.shape
+    cut = plan(shared_rows, weight.columns, depth, weight.bits)
+    tiles = total if weight.words.ndim == 3 else 1
+    return kernel.build(factory)(
+        inputs=[*inputs],
+        template=[
+            ("T", x.dtype),
+            ("ST", weight.scales.dtype),
+            ("OT", weight.result_type(x)),
+            ("GS", weight.group_size),
+            ("BITS", weight.bits),
+            ("MT", cut.row_tiles),
+            ("NT", cut.column_tiles),
+            ("SK", cut.slices),
+            ("SN", cut.strips),
+        ],
+        grid=(cut.threads * -(-weight.columns // cut.width), 1, tiles),
+        threadgroup=(cut.threads, 1, 1),
+        output_shapes=[(total, weight.columns)],
+        output_dtypes=[weight.result_type(x)],
+    )[0]
+
+
+def row_band(rows: int) -> tuple[int, int]:
+    """The band of row counts that share a verdict; its lowest is raced, where the kernel gains least."""
+    return next((band for band in _ROW_BANDS if rows <= band[1]), _ROW_BANDS[-1])
+
+
+def describe(x: mx.array, weight: Quantised) -> str:
+    """The part of a shape class that the weight and the dtypes make."""
+    types = [_SHORT[x.dtype]] + [_SHORT[weight.scales.dtype]] * (x.dtype != weight.scales.dtype)
+    return f"n{weight.columns} k{x.shape[-1]} {weight.bits} bit g{weight.group_size} {'/'.join(types)}"
+
+
+def random_weight(
+    leading: tuple[int, ...], depth: int, *, group_size: int, bits: int, dtype: mx.Dtype, key: mx.array
+) -> Quantised:
+    """Uniform quants about zero; made without the floats that quantising would need in memory first."""
+    words = mx.random.randint(-(2**31), 2**31 - 1, (*leading, depth * bits // 32), key=key).view(mx.uint32)
+    scales = mx.random.uniform(0.5, 1.5, (*leading, depth // group_size), key=key) / (2**bits * depth**0.5)
+    biases = scales * (-(2**bits) / 2)
+    return Quantised(words, scales.astype(dtype), biases.astype(dtype), group_size, bits)
