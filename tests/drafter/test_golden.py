@@ -1,0 +1,85 @@
+"""The published PyTorch implementation's values, on tiny weights; `tests/golden/make_golden.py` made them."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from dflash_mlx.drafter import Drafter, load_draft
+from dflash_mlx.target import MLXTarget, load_target
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+NAMES = ("full", "sliding", "yarn", "causal")
+
+
+@pytest.fixture(scope="module")
+def target() -> MLXTarget:
+    return load_target(GOLDEN / "target", dtype=mx.float32, name="tiny target")
+
+
+def drafter_of(name: str, target: MLXTarget) -> Drafter:
+    return Drafter(load_draft(GOLDEN / name, name=name, dtype=mx.float32), target)
+
+
+def far(ours: mx.array, golden: mx.array) -> float:
+    assert ours.shape == golden.shape
+    return mx.abs(ours - golden).max().item()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_features_are_the_outputs_of_the_tapped_layers_in_the_config_s_order(name, target):
+    golden = mx.load(str(GOLDEN / f"{name}.safetensors"))
+    taps = drafter_of(name, target).taps
+    ours = target.verify(golden["ids"], target.make_cache(), taps).features
+    assert far(ours, golden["features"]) < 1e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_of_every_round_are_the_published_ones(name, target):
+    golden = mx.load(str(GOLDEN / f"{name}.safetensors"))
+    drafter = drafter_of(name, target)
+    rounds = [key for key in golden if key.endswith(".span")]
+    assert len(rounds) > 5
+    for number in range(len(rounds)):
+        first, end = golden[f"round{number}.span"].tolist()
+        anchor = golden[f"round{number}.anchor"].item()
+        before = drafter.snapshot()
+        drafter.inject(golden["features"][first:end], end - first)
+        logits = drafter.logits(anchor, 8)
+        assert far(logits, golden[f"round{number}.logits"]) < 2e-5, number
+        drafter.restore(before)
+        drafter.inject(golden["features"][first:end], end - first)
+        assert drafter.propose(anchor, 8).tokens.tolist() == mx.argmax(logits, axis=-1).tolist()
+        assert drafter.context_length == end
+
+
+@pytest.mark.parametrize("name", ["full", "sliding"])
+def test_a_greedy_generation_has_the_published_ids_and_acceptance(name, target):
+    drafter = drafter_of(name, target)
+    empty = drafter.snapshot()
+    for golden in json.loads((GOLDEN / f"{name}.json").read_text()):
+        drafter.restore(empty)
+        ids, rounds = generate(target, drafter, golden["prompt"], len(golden["ids"]))
+        assert ids == golden["ids"]
+        assert rounds == golden["tokens_per_round"]
+
+
+def generate(target, drafter, prompt, count):
+    """The method with nothing around it: greedy, whole blocks, the last ones cut to the budget."""
+    cache = target.make_cache()
+    whole = target.verify(mx.array(prompt), cache, drafter.taps)
+    drafter.inject(whole.features, len(prompt))
+    ids, rounds = [mx.argmax(whole.logits[-1]).item()], []
+    while len(ids) < count:
+        block = min(drafter.block_size, count - len(ids) + 1)
+        drafted = drafter.propose(ids[-1], block).tokens.tolist() if block > 1 else []
+        seen = target.verify(mx.array([ids[-1], *drafted]), cache, drafter.taps)
+        drawn = mx.argmax(seen.logits, axis=-1).tolist()
+        accepted = next((i for i, token in enumerate(drafted) if token != drawn[i]), len(drafted))
+        produced = min(accepted + 1, count - len(ids))
+        ids += drawn[:produced]
+        rounds.append(produced)
+        target.commit(cache, seen.tape, produced)
+        drafter.inject(seen.features, produced)
+    return ids, rounds
