@@ -45,7 +45,8 @@ def test_wheel_holds_every_source_file_and_nothing_of_the_tests(wheel_files):
         if path.suffix in {".py", ".c", ".json", ".safetensors"}
     }
     assert expected <= wheel_files
-    assert {"dflash_mlx/openblas_forwarder.c", "dflash_mlx_console.py"} <= expected
+    others = {"dflash_mlx/openblas_forwarder.c", "dflash_mlx/py.typed", "dflash_mlx_console.py"}
+    assert others <= wheel_files
     assert {path.split("/")[0] for path in wheel_files} == {"dflash_mlx", "dflash_mlx_console.py"}
 
 

@@ -80,7 +80,8 @@ def peak_memory_gb() -> float:
     """Most memory that MLX's arrays held at once since `reset_peak_memory`, in 1e9 bytes."""
     import mlx.core as mx
 
-    return mx.get_peak_memory() / GB
+    # MLX starts again from 0, and counts what was held at the reset only when it next allocates.
+    return max(mx.get_peak_memory(), mx.get_active_memory()) / GB
 
 
 def process_peak_memory_gb() -> float:
