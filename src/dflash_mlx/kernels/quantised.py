@@ -145,7 +145,8 @@ def random_weight(
     leading: tuple[int, ...], depth: int, *, group_size: int, bits: int, dtype: mx.Dtype, key: mx.array
 ) -> Quantised:
     """Uniform quants about zero; made without the floats that quantising would need in memory first."""
-    words = mx.random.randint(-(2**31), 2**31 - 1, (*leading, depth * bits // 32), key=key).view(mx.uint32)
+    # by halves of a word: over its whole range `randint` leaves the low bits zero
+    halves = mx.random.randint(0, 1 << 16, (*leading, depth * bits // 16), dtype=mx.uint16, key=key)
     scales = mx.random.uniform(0.5, 1.5, (*leading, depth // group_size), key=key) / (2**bits * depth**0.5)
-    biases = scales * (-(2**bits) / 2)
-    return Quantised(words, scales.astype(dtype), biases.astype(dtype), group_size, bits)
+    biases = scales * (-(2**bits - 1) / 2)
+    return Quantised(halves.view(mx.uint32), scales.astype(dtype), biases.astype(dtype), group_size, bits)
