@@ -1,0 +1,368 @@
+"""Block attention: the definition against plain loops, and the Metal bodies, on the emulator, against it."""
+
+import math
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from tests import metal_emulator as emulator
+from tests.metal_emulator.support import require
+
+from dflash_mlx.kernels.attention import (
+    block_attention,
+    block_attention_reference,
+    contest,
+    shape_class,
+    supports,
+)
+from dflash_mlx.kernels.attention_plan import Form, plan
+from dflash_mlx.kernels.choice import NO_KERNELS, Choices
+
+# allowed difference to the definition in fp32, against 1 + |expected|
+TOLERANCE = {mx.float32: 4e-6, mx.float16: 1.5e-3, mx.bfloat16: 1e-2}
+FORMS: tuple[Form, ...] = ("matrix", "vector")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; the context buffer holds NaN wherever the kernel has nothing to read."""
+
+    context: int = 40
+    rows: int = 5
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    dtype: mx.Dtype = mx.float16
+    mode: str = "full"
+    window: int | None = None
+    splits: int | None = 3
+
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("mlx.core.")
+        return (
+            f"c{self.context}-s{self.rows}-h{self.heads}x{self.kv_heads}-d{self.head_dim}-{kind}-{self.mode}"
+            f"-w{self.window}-p{self.splits}"
+        )
+
+    def arrays(self, seed: int) -> tuple[mx.array, mx.array, mx.array, mx.array, mx.array]:
+        keys = mx.random.split(mx.random.key(seed), 5)
+        capacity = self.context + 7
+        context = (1, self.kv_heads, capacity, self.head_dim)
+        block = (1, self.kv_heads, self.rows, self.head_dim)
+        shapes = [(1, self.heads, self.rows, self.head_dim), context, context, block, block]
+        q, ck, cv, bk, bv = (
+            mx.random.normal(shape, key=key).astype(self.dtype)
+            for shape, key in zip(shapes, keys, strict=True)
+        )
+        row = mx.arange(capacity)[:, None]
+        first = 0 if self.window is None else max(0, self.context - self.window + 1)
+        read = (row >= first) & (row < self.context)
+        return (
+            q,
+            mx.where(read, ck, mx.nan).astype(self.dtype),
+            mx.where(read, cv, mx.nan).astype(self.dtype),
+            bk,
+            bv,
+        )
+
+    def options(self, seed: int) -> dict[str, object]:
+        ancestors = mx.array(random_tree(self.rows, seed), mx.uint32) if self.mode == "ancestors" else None
+        return {
+            "scale": self.head_dim**-0.5,
+            "causal": self.mode == "causal",
+            "window": self.window,
+            "ancestors": ancestors,
+        }
+
+
+def random_tree(rows: int, seed: int) -> list[int]:
+    """Ancestor masks of a tree whose parents come before their children; row 0 is the root."""
+    chance = np.random.default_rng(seed)
+    masks = [1]
+    for row in range(1, rows):
+        masks.append(masks[int(chance.integers(row))] | 1 << row)
+    return masks
+
+
+def plain_loops(case: Case, arrays, options) -> np.ndarray:
+    """The docstring of `block_attention`, word by word, in float64."""
+    q, ck, cv, bk, bv = (np.array(a.astype(mx.float32), np.float64)[0] for a in arrays)
+    masks = None if options["ancestors"] is None else options["ancestors"].tolist()
+    out = np.zeros(q.shape)
+    for head in range(case.heads):
+        kv = head // (case.heads // case.kv_heads)
+        for row in range(case.rows):
+            depth = row if masks is None else bin(masks[row]).count("1") - 1
+            position = case.context + depth
+            context = [j for j in range(case.context) if case.window is None or position - j < case.window]
+            if masks is not None:
+                block = [j for j in range(case.rows) if masks[row] >> j & 1]
+            else:
+                block = list(range(row + 1 if options["causal"] else case.rows))
+            k = np.concatenate([ck[kv, context], bk[kv, block]])
+            v = np.concatenate([cv[kv, context], bv[kv, block]])
+            score = k @ q[head, row] * options["scale"]
+            weight = np.exp(score - score.max())
+            out[head, row] = weight @ v / weight.sum()
+    return out[None]
+
+
+def emulated(mode: str, seed: int):
+    require()
+    return emulator.factory(mode=mode, seed=seed)
+
+
+def check(case: Case, form: Form | None, factory, seed: int = 0) -> None:
+    arrays, options = case.arrays(seed), case.options(seed)
+    got = block_attention(
+        *arrays[:3], case.context, *arrays[3:], **options, form=form, splits=case.splits, factory=factory
+    )
+    assert got.dtype == case.dtype and got.shape == arrays[0].shape
+    wide = [a.astype(mx.float32) for a in arrays]
+    expected = block_attention_reference(*wide[:3], case.context, *wide[3:], **options)
+    error = mx.abs(got.astype(mx.float32) - expected) / (1 + mx.abs(expected))
+    assert float(error.max()) < TOLERANCE[case.dtype], f"{case}, {form}: off by {float(error.max()):.2g}"
+
+
+def small_cases() -> list[Case]:
+    """Tiny odd shapes; the tile of the matrix form is 32 keys for 64 half-precision elements."""
+    base = Case()
+    cases = [replace(base, context=c, mode=m) for c in (0, 1, 31, 32, 33) for m in ("full", "causal")]
+    cases += [replace(base, rows=s, mode="causal") for s in (1, 2, 3, 7, 8, 9, 16, 31, 32)]
+    cases += [replace(base, rows=s, mode="ancestors", window=12) for s in (2, 7, 8, 16, 32)]
+    # window edges: itself, less than the block, all but one, all, more than all
+    cases += [replace(base, mode=m, window=w) for w in (1, 3, 40, 41, 45, 50) for m in ("full", "causal")]
+    cases += [replace(base, context=4, window=9), replace(base, context=0, window=2, mode="causal")]
+    cases += [replace(base, heads=g, kv_heads=1, rows=6, splits=2) for g in range(1, 9)]
+    cases += [replace(base, heads=8, kv_heads=1, rows=32, splits=1)]  # more than a threadgroup's rows
+    cases += [replace(base, splits=s) for s in (1, 2, 9, 64)]  # more splits than tiles, and than keys
+    cases += [
+        replace(base, head_dim=d, dtype=t, mode="causal") for d in (64, 80, 96, 128, 256) for t in TOLERANCE
+    ]
+    return cases
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(mode=m, window=w, context=c, dtype=mx.float32)
+        for m in ("full", "causal", "ancestors")
+        for w in (None, 1, 3, 20, 99)
+        for c in (0, 1, 33)
+    ],
+    ids=str,
+)
+def test_the_definition_is_what_its_docstring_says(case):
+    arrays, options = case.arrays(3), case.options(3)
+    got = block_attention_reference(*arrays[:3], case.context, *arrays[3:], **options)
+    assert np.abs(np.array(got) - plain_loops(case, arrays, options)).max() < 1e-5
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_kernel_equals_the_definition_under_checks(form):
+    """The fast case of the long list below: a window that cuts, a tree, tails everywhere."""
+    check(Case(context=37, rows=5, mode="ancestors", window=20), form, emulated("check", 1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_kernel_equals_the_definition_on_a_drafters_shape(form):
+    case = Case(context=301, rows=16, heads=8, kv_heads=2, head_dim=128, splits=None)
+    check(case, form, emulated("fast", 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", small_cases(), ids=str)
+def test_kernel_equals_the_definition_on_odd_shapes(case, form):
+    for seed in range(4):
+        check(case, form, emulated("check", seed), seed)
+
+
+REAL = [
+    Case(
+        context=1037,
+        rows=16,
+        heads=8,
+        kv_heads=2,
+        head_dim=128,
+        dtype=dtype,
+        splits=None,
+        mode=mode,
+        window=window,
+    )
+    for dtype in TOLERANCE
+    for mode, window in (("full", None), ("causal", 512))
+] + [
+    Case(
+        context=2100,
+        rows=4,
+        heads=12,
+        kv_heads=2,
+        head_dim=256,
+        dtype=mx.bfloat16,
+        splits=None,
+        mode="causal",
+    ),
+    Case(
+        context=2100,
+        rows=32,
+        heads=8,
+        kv_heads=1,
+        head_dim=64,
+        dtype=mx.float16,
+        splits=None,
+        mode="ancestors",
+    ),
+    Case(context=999, rows=1, heads=9, kv_heads=3, head_dim=64, dtype=mx.float32, splits=None, mode="causal"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "form"), [(case, None) for case in REAL] + [(case, "vector") for case in REAL[:2]], ids=str
+)
+def test_kernel_equals_the_definition_on_real_shapes(case, form):
+    check(case, form, emulated("fast", 2))
+
+
+@pytest.mark.metal
+@pytest.mark.skipif(not mx.metal.is_available(), reason="needs a Metal device")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", small_cases() + REAL, ids=str)
+def test_kernel_equals_the_definition_on_metal(case, form):
+    check(case, form, mx.fast.metal_kernel)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_strided_views_are_read_in_place(form):
+    """The verify pass hands over slices of a stock cache that already holds the block, and transposed queries."""
+    case = Case(context=21, rows=4, splits=2)
+    _, buffer_k, buffer_v, _, _ = replace(case, context=60).arrays(5)
+    q = mx.random.normal((1, case.rows, case.heads, case.head_dim), key=mx.random.key(6)).astype(case.dtype)
+    q = q.transpose(0, 2, 1, 3)
+    keys, values = buffer_k[..., :25, :], buffer_v[..., :25, :]
+    block_k = keys[..., 21:, :]
+    block_v = mx.contiguous(values[..., 21:, :].swapaxes(2, 3)).swapaxes(
+        2, 3
+    )  # its last axis is not contiguous
+    call = {"scale": 0.125, "causal": True}
+    where = (q, keys, values, 21, block_k, block_v)
+    got = block_attention(*where, **call, form=form, splits=2, factory=emulated("check", 0))
+    expected = block_attention_reference(*where, **call)
+    assert float(mx.abs(got - expected).max()) < 2e-3
+
+
+class Refusing:
+    """A factory that no call may reach."""
+
+    def __call__(self, **_):
+        raise AssertionError("a kernel was built")
+
+
+def unsupported() -> dict[str, Case]:
+    return {
+        "head dimension": Case(head_dim=72),
+        "too many rows": Case(rows=33),
+        "too many query heads": Case(heads=9, kv_heads=1),
+    }
+
+
+@pytest.mark.parametrize("case", unsupported().values(), ids=unsupported().keys())
+def test_outside_its_limits_the_reference_answers(case):
+    arrays, options = case.arrays(0), case.options(0)
+    assert not supports(*arrays)
+    got = block_attention(*arrays[:3], case.context, *arrays[3:], **options, factory=Refusing())
+    assert mx.array_equal(got, block_attention_reference(*arrays[:3], case.context, *arrays[3:], **options))
+
+
+def test_limits_see_dtypes_batches_and_an_empty_buffer():
+    arrays = Case().arrays(0)
+    assert supports(*arrays)
+    assert not supports(arrays[0].astype(mx.float32), *arrays[1:])
+    assert not supports(*(mx.concatenate([a, a]) for a in arrays))
+    assert not supports(*(a.astype(mx.float64) for a in arrays))
+    assert not supports(arrays[0], arrays[1][:, :, :0], arrays[2][:, :, :0], *arrays[3:])
+    assert not supports(*arrays[:4], arrays[4][..., :32])
+
+
+def test_nothing_chosen_means_the_reference():
+    case = Case()
+    arrays, options = case.arrays(0), case.options(0)
+    where = (*arrays[:3], case.context, *arrays[3:])
+    got = block_attention(*where, **options, choices=NO_KERNELS, factory=Refusing())
+    assert mx.array_equal(got, block_attention_reference(*where, **options))
+    chosen = Choices(
+        frozenset({("block_attention", shape_class(arrays[0], arrays[1], case.context, None))}), Refusing()
+    )
+    with pytest.raises(AssertionError, match="a kernel was built"):
+        block_attention(*where, **options, choices=chosen)
+
+
+def test_a_contest_runs_both_arms_and_names_the_class_of_its_calls():
+    arm = contest(5, heads=4, kv_heads=2, head_dim=64, keys=30, dtype=mx.float32, causal=True)
+    data = arm.inputs(0)
+    (expected,) = arm.reference(*data)
+    (got,) = arm.candidate(emulated("fast", 0), *data)
+    assert float(mx.abs(got - expected).max()) < arm.bound
+    assert arm.shape_class == shape_class(data[0], data[1], 25, None)
+
+
+@pytest.mark.parametrize("form", (None, "vector"))
+@pytest.mark.parametrize("itemsize", (2, 4))
+@pytest.mark.parametrize("head_dim", (64, 80, 96, 128, 256))
+def test_every_plan_stays_within_what_any_apple_gpu_runs(head_dim, itemsize, form):
+    for rows in range(1, 33):
+        for group in range(1, 9):
+            for context, window in ((0, None), (300, None), (40_000, None), (40_000, 2048)):
+                layout = plan(
+                    group=group,
+                    rows=rows,
+                    kv_heads=2,
+                    head_dim=head_dim,
+                    itemsize=itemsize,
+                    context_length=context,
+                    window=window,
+                    form=form,
+                )
+                assert 1 <= layout.simdgroups <= 12 and layout.splits >= 1
+                if layout.form == "matrix":
+                    assert layout.tile % 8 == 0
+                    assert 2 * layout.tile * (head_dim * itemsize + 16) <= 20 * 1024
+                    covered = layout.row_groups * layout.simdgroups * 8
+                    assert group * rows <= covered < group * rows + 8 * layout.row_groups + 8
+                assert layout.keys == rows + (context if window is None else min(context, window - 1))
+                assert layout.keys < 256 or math.ceil(layout.keys / layout.splits) >= 64
+
+
+FAULTS = [  # form, the line, what it becomes
+    ("matrix", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    for (int e", "    for (int e"),
+    ("matrix", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n\n", "\n"),
+    ("matrix", "} else if (key < total) {", "} else {"),
+    ("matrix", "row < rows;", "row <= rows;"),
+    ("matrix", "(lane / 2) % 4", "(lane / 4) % 4"),
+    ("matrix", "tile_best = max(tile_best, simd_shuffle_xor(tile_best, ushort(8)));", ""),
+    ("matrix", "LD, ulong2(0, 0), true)", "LD, ulong2(0, 0), false)"),
+    ("matrix", "sum = sum * factor + tile_sum;", "sum = sum + tile_sum;"),
+    ("matrix", "(tiles + splits - 1) / splits", "max(1, tiles / splits)"),
+    ("vector", "key += NSG", "key += NSG + 1"),
+    ("vector", "if (lane == 0) {", "{"),
+    ("vector", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n  }\n", "  }\n"),
+    ("vector", "mem_flags::mem_threadgroup", "mem_flags::mem_none"),
+    ("vector", "min(row0 + r, rows - 1)", "row0 + r"),
+    ("vector", "sum[r] = 0;", ""),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "line", "fault"), FAULTS, ids=range(len(FAULTS)))
+def test_a_planted_fault_is_seen(form, line, fault):
+    planted = []
+
+    def factory(*, source: str, **rest):
+        planted.append(source.count(line))
+        return emulated("check", 1)(source=source.replace(line, fault, 1), **rest)
+
+    with pytest.raises((emulator.KernelFault, AssertionError)):
+        check(Case(context=75, rows=5, heads=3, kv_heads=1, splits=2, mode="causal"), form, factory)
+    assert planted[0] >= 1, "the body no longer has this line"
