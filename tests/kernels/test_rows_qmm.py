@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import pytest
+from tests import metal_emulator as emulator
+from tests.metal_emulator.support import require
 
-import metal_emulator as emulator
 from dflash_mlx.kernels import gathered_qmm, rows_qmm
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Chooser
 from dflash_mlx.kernels.gathered_qmm import gathered_qmm_exact, gathered_qmm_kernel, gathered_qmm_reference
@@ -52,7 +53,7 @@ class Case:
 
 
 def emulated(mode: str, seed: int = 0):
-    emulator.require()
+    require()
     return emulator.factory(mode=mode, seed=seed)
 
 
@@ -283,7 +284,7 @@ def test_a_contest_passes_the_kernel_and_refuses_a_broken_one(gathered):
     assert chooser.prepare([contest]).factory_for(contest.kernel, contest.shape_class) and not chooser.notes
 
     def broken(**keywords):
-        emulator.require()
+        require()
         header = keywords["header"].replace("(4 * step)) & 15", "(4 * step)) & 7")
         assert header != keywords["header"]
         return emulator.factory(mode="fast")(**{**keywords, "header": header})
