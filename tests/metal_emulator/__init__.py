@@ -12,6 +12,5 @@ docs/kernels.md says what is checked and what a CPU cannot show.
 
 from tests.metal_emulator.kernel import EmulatedKernel, Mode, factory
 from tests.metal_emulator.report import KernelFault
-from tests.metal_emulator.support import require
 
-__all__ = ["EmulatedKernel", "KernelFault", "Mode", "factory", "require"]
+__all__ = ["EmulatedKernel", "KernelFault", "Mode", "factory"]

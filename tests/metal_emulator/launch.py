@@ -145,7 +145,7 @@ def launch(
 
 
 def _sentence(finding: _Finding) -> str:
-    text = finding.text.decode()
+    text = str(finding.text.decode())
     if finding.code:
         text += f" [{mark(finding.code)}"
         text += f", other access {mark(finding.other_code)}]" if finding.kind == _RACE else "]"

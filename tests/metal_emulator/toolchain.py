@@ -7,6 +7,7 @@ measured against Debian's clang-19 it was as fast. Knows nothing of kernels' arg
 
 import functools
 import hashlib
+import importlib.util
 import os
 import subprocess
 import tempfile
@@ -39,7 +40,7 @@ _LANGUAGE = [
     # Metal: unsuffixed literals are float; half and bfloat arithmetic rounds after every operation
     *("-Xclang", "-cl-single-precision-constant"),
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"),
-    *("-w", "-Wno-reserved-user-defined-literal"),
+    *("-fstack-clash-protection", "-Wno-everything"),
     *("-Werror=uninitialized", "-Werror=conditional-uninitialized", "-Werror=array-bounds"),
 ]
 _BUILDS: dict[Build, list[str]] = {
@@ -147,9 +148,9 @@ def _zig_program() -> str:
     reason = missing()
     if reason:
         raise RuntimeError(reason)
-    import ziglang
-
-    return str(Path(ziglang.__file__).parent / "zig")
+    package = importlib.util.find_spec("ziglang")
+    assert package is not None and package.origin is not None
+    return str(Path(package.origin).parent / "zig")
 
 
 def _flags(build: Build) -> list[str]:

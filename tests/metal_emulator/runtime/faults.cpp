@@ -13,7 +13,11 @@ static stack_t previous_stack;
 static pthread_t launching_thread;
 static char handler_stack[65536];
 
-static void describe(u64 address, u64 code) {
+static void describe(const siginfo_t& info, u64 code) {
+  const u64 address = (u64)info.si_addr;
+  if (info.si_code == SI_KERNEL) {  // no address: the processor refused the instruction
+    return fail("misaligned vector access at %s, %s", CodeMark(code).text, Place().text);
+  }
   if (address - (u64)machine.stacks < machine.stacks_bytes) {
     return fail("thread stack overflow (private arrays too large for the emulator) at %s, %s", CodeMark(code).text,
                 Place().text);
@@ -42,7 +46,7 @@ static void on_fault(int signal, siginfo_t* info, void* context) {
     return;
   }
   greg_t* registers = ((ucontext_t*)context)->uc_mcontext.gregs;
-  describe((u64)info->si_addr, (u64)registers[REG_RIP] + 1);
+  describe(*info, (u64)registers[REG_RIP] + 1);
   // Return into the scheduler, as the tail of fiber_switch would.
   const FiberFrame* frame = (const FiberFrame*)machine.scheduler;
   registers[REG_R15] = frame->r15;

@@ -12,7 +12,7 @@ enum RegionKind { INPUT_BUFFER, OUTPUT_BUFFER, THREADGROUP_VARIABLE };
 struct Write {
   u64 code;
   u32 threadgroup, thread, epoch, simd_epoch;
-  bool any, atomic;
+  bool any;
 };
 
 // All reads since the last write that a later write could race with. Within one epoch it is enough to know which
@@ -28,7 +28,8 @@ struct Reads {
 struct Cell {
   u32 generation;  // threadgroup variables: the threadgroup this state belongs to, plus one
   bool initialised;
-  Write write;
+  Write plain_write;
+  Write atomic_write;  // since the last plain one
   Reads reads;
 };
 
@@ -143,33 +144,45 @@ void remember_read(Reads& reads, const Now& now, bool plain, u64 code) {
   reads.code = code;
 }
 
+void report_after_write(const Region& region, u64 offset, bool writes, const Write& earlier, u32 threadgroup, u64 code) {
+  report(RACE, code, earlier.code, "data race on %s +%llu: %s by %s after unsynchronised write by thread %u%s", region.name,
+         (unsigned long long)offset, writes ? "write" : "read", Place().text, earlier.thread,
+         earlier.threadgroup != threadgroup ? " of another threadgroup" : "");
+}
+
+void report_after_read(const Region& region, u64 offset, const Reads& earlier, u32 threadgroup, u64 code) {
+  report(RACE, code, earlier.code, "data race on %s +%llu: write by %s after unsynchronised read, last by thread %u%s",
+         region.name, (unsigned long long)offset, Place().text, earlier.thread,
+         earlier.threadgroup != threadgroup ? " of another threadgroup" : "");
+}
+
 void touch(Cell& cell, const Region& region, u64 offset, const Now& now, Access access, u64 code) {
   const bool reads = access == READ || access == ATOMIC_LOAD || access == ATOMIC_UPDATE;
   const bool writes = access == WRITE || access == ATOMIC_STORE || access == ATOMIC_UPDATE;
   const bool atomic = access != READ && access != WRITE;
   if (reads && !cell.initialised) {
     report(UNINITIALISED, code, 0, "read of uninitialised %s %s +%llu, %s",
-           region.kind == THREADGROUP_VARIABLE ? "threadgroup memory" : "output", region.name,
-           (unsigned long long)offset, Place().text);
+           region.kind == THREADGROUP_VARIABLE ? "threadgroup memory" : "output", region.name, (unsigned long long)offset,
+           Place().text);
     cell.initialised = true;
   }
-  if (cell.write.any && !(atomic && cell.write.atomic) && !ordered(cell.write, now)) {
-    report(RACE, code, cell.write.code, "data race on %s +%llu: %s by %s after unsynchronised write by thread %u%s",
-           region.name, (unsigned long long)offset, writes ? "write" : "read", Place().text, cell.write.thread,
-           cell.write.threadgroup != now.threadgroup ? " of another threadgroup" : "");
+  if (cell.plain_write.any && !ordered(cell.plain_write, now)) {
+    report_after_write(region, offset, writes, cell.plain_write, now.threadgroup, code);
+  } else if (!atomic && cell.atomic_write.any && !ordered(cell.atomic_write, now)) {
+    report_after_write(region, offset, writes, cell.atomic_write, now.threadgroup, code);
   }
-  if (writes && cell.reads.any && !(atomic && !cell.reads.plain) && !ordered(cell.reads, now)) {
-    report(RACE, code, cell.reads.code,
-           "data race on %s +%llu: write by %s after unsynchronised read, last by thread %u%s", region.name,
-           (unsigned long long)offset, Place().text, cell.reads.thread,
-           cell.reads.threadgroup != now.threadgroup ? " of another threadgroup" : "");
+  if (!writes) { return remember_read(cell.reads, now, !atomic, code); }
+  if (cell.reads.any && (!atomic || cell.reads.plain) && !ordered(cell.reads, now)) {
+    report_after_read(region, offset, cell.reads, now.threadgroup, code);
   }
-  if (writes) {
-    cell.initialised = true;
-    cell.write = Write{code, now.threadgroup, now.thread, now.epoch, now.simd_epoch, true, atomic};
-    cell.reads = Reads{};
+  const Write write{code, now.threadgroup, now.thread, now.epoch, now.simd_epoch, true};
+  cell.initialised = true;
+  if (atomic) {
+    cell.atomic_write = write;
   } else {
-    remember_read(cell.reads, now, !atomic, code);
+    cell.plain_write = write;
+    cell.atomic_write = Write{};
+    cell.reads = Reads{};
   }
 }
 

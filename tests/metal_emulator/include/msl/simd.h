@@ -7,7 +7,7 @@
 
 extern "C" {
 typedef void (*msl_resolve)(void** operands, uint mask, uint first_lane);
-__attribute__((convergent, noinline)) void emu_simd(void* operand, msl_resolve resolve, const char* what);
+__attribute__((convergent, nomerge)) void emu_simd(void* operand, msl_resolve resolve, const char* what);
 void emu_fail(const char* message);
 uint emu_lane();
 }

@@ -5,7 +5,7 @@
 #include "msl/traits.h"
 
 extern "C" {
-__attribute__((convergent, noinline)) void emu_barrier(int whole_threadgroup, uint memory_flags);
+__attribute__((convergent, nomerge)) void emu_barrier(int whole_threadgroup, uint memory_flags);
 void emu_atomic_load(const void* address, uint bytes);
 void emu_atomic_store(const void* address, uint bytes);
 void emu_atomic_update(const void* address, uint bytes);
