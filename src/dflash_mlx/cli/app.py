@@ -92,9 +92,8 @@ def _generate(view: View, options: Options, factory: Factory) -> int:
     prompt = read_prompt(options, view.note)
     if prompt is None:
         return _chat(view, for_chat(options), factory)
-    ignored = without_effect(options, options.temperature or 0)
-    if ignored:
-        view.note(f"The temperature is 0, so {' and '.join(ignored)} changes nothing; --temperature sets it.")
+    if sentence := without_effect(options, options.temperature or 0):
+        view.note(sentence)
     with factory(**options.model(), on_note=view.note) as generator:
         if options.compare:
             _compare(view, generator, prompt, options)

@@ -46,9 +46,8 @@ class Chat:
         self._options = _with_defaults(options, generator.generation_defaults)
         self.messages: list[dict[str, str]] = list(self._start)
         self.failed = 0  # turns that ended in an error
-        ignored = without_effect(options, self._options.get("temperature", 0))
-        if ignored:
-            view.note(f"The temperature is 0, so {' and '.join(ignored)} changes nothing.")
+        if sentence := without_effect(options, self._options.get("temperature", 0)):
+            view.note(sentence)
 
     def greet(self) -> None:
         """Say who answers, how, and how to leave."""

@@ -280,13 +280,15 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("top_k", lambda v: v >= 0, "0 or more (0: no cut)"),
     ("min_p", lambda v: 0 <= v <= 1, "between 0 and 1 (0: no cut)"),
     ("repetition_penalty", lambda v: 0 < v < math.inf, "above 0 (1: none)"),
+    ("seed", lambda v: v >= 0, "0 or more"),
     ("presence_penalty", math.isfinite, "a number"),
     ("frequency_penalty", math.isfinite, "a number"),
 )
 
 
-def without_effect(options: ChatOptions, temperature: float) -> list[str]:
-    """The given options that change nothing at this temperature, as they are typed."""
-    if temperature != 0:
-        return []
-    return [flag(name) for name in ("top_p", "top_k", "min_p", "seed") if getattr(options, name) is not None]
+def without_effect(options: ChatOptions, temperature: float) -> str | None:
+    """A sentence on the given options that change nothing at this temperature; None where there are none."""
+    given = [flag(name) for name in ("top_p", "top_k", "min_p", "seed") if getattr(options, name) is not None]
+    if temperature != 0 or not given:
+        return None
+    return f"Nothing is drawn at temperature 0, whatever the value of {' and '.join(given)}."

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the generator loads MLX
-    from dflash_mlx.core import Seconds
-    from dflash_mlx.generator import Comparison, Result
+if TYPE_CHECKING:  # it loads MLX
+    from dflash_mlx.core import Comparison, Result, Seconds
 
 Record = dict[str, Any]
 """A JSON object."""

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 
-if TYPE_CHECKING:  # the generator loads MLX
+if TYPE_CHECKING:  # it loads MLX
     from dflash_mlx.cli.record import Record
-    from dflash_mlx.core import ChunkKind, Stats
-    from dflash_mlx.generator import Comparison
+    from dflash_mlx.core import ChunkKind, Comparison, Stats
 
 _CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)))  # all but tab and newline
 
@@ -104,9 +103,10 @@ class View:
 
     def verdict(self, comparison: Comparison) -> None:
         """Two lines: whether plain and drafted decoding agree, and how their speeds compare."""
-        difference = comparison.first_difference
-        if comparison.identical or difference is None:
+        if (difference := comparison.first_difference) is None:
             self.say(f"identical: {comparison.drafted.stats.new_tokens} tokens, plain and drafted")
+        elif difference.logit_gap is None:
+            self.say(f"not identical: one text ends before token {difference.index}")
         else:
             self.say(
                 f"not identical: token {difference.index} is {difference.plain} plain and "

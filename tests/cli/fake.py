@@ -1,0 +1,104 @@
+"""A generator that answers by the last word asked, so that the console can be tested without a model."""
+
+import json
+import time
+from dataclasses import dataclass, field, replace
+
+from dflash_mlx.core import Chunk, Comparison, Difference, Result, Seconds, Stats
+from dflash_mlx.errors import HubError
+
+
+@dataclass
+class FakeGenerator:
+    """Answers `hi` unless the prompt's last word is one of those in `_pieces`."""
+
+    target_model: str | None = None
+    draft_model: str | None = None
+    mode: str = "auto"
+    block_size: int | None = None
+    draft_bits: int | None = None
+    dtype: str | None = None
+    on_note: object = None
+    calls: list = field(default_factory=list)  # (prompt, options) of every stream
+    closed: bool = False
+
+    target_name = "fake-target"
+    draft_name = "fake-draft"
+    generation_defaults = {"temperature": 0.6, "top_p": 0.95, "top_k": None}
+
+    def __post_init__(self):
+        if self.target_model == "missing":
+            raise HubError("The target missing could not be fetched; try another name.")
+        if self.on_note:
+            self.on_note(f"loading {self.target_model or 'the default pair'}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.closed = True
+
+    def stream(self, prompt, **options):
+        self.calls.append((prompt, options))
+        asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        stats = Stats(target=self.target_name, draft=self.draft_name, seed=options.get("seed", 11))
+        stats.seconds = Seconds(load=0.1, prefill=0.2, decode=2.0)
+        if options.get("profile"):
+            stats.seconds = replace(stats.seconds, draft=0.5, verify=1.4, other=0.1)
+        for kind, text in self._pieces(asked, prompt):
+            stats.new_tokens += 2
+            stats.rounds += 1
+            yield Chunk(text, kind, (1, 2), None, stats)
+        stats.finish_reason = "length" if asked.endswith("long") else "stop"
+        stats.prompt_tokens = 5
+        stats.verified, stats.accepted, stats.accept_lengths = 30, 15, [1] * stats.rounds
+        yield Chunk("", "answer", (), stats.finish_reason, stats)
+
+    def generate(self, prompt, **options):
+        chunks = list(self.stream(prompt, **options))
+        text = {kind: "".join(c.text for c in chunks if c.kind == kind) for kind in ("answer", "thought")}
+        tokens = tuple(token for c in chunks for token in c.tokens)
+        return Result(text["answer"], text["thought"], tokens, chunks[-1].finish_reason, chunks[-1].stats)
+
+    def compare(self, prompt, **options):
+        drafted, plain = self.generate(prompt, **options), self.generate(prompt, **options)
+        plain.stats.seconds.decode *= 1.5
+        return Comparison(plain, drafted, Difference(3, 17, 19, 2e-4) if prompt.endswith("differ") else None)
+
+    def _pieces(self, asked, prompt):
+        match asked.split()[-1]:
+            case "slow":
+                for number in range(400):
+                    yield "answer", f"word{number} "
+                    time.sleep(0.02)
+            case "think":
+                yield from [
+                    ("thought", "hmm "),
+                    ("thought", "[b]so"),
+                    ("answer", "yes"),
+                    ("answer", ", it is"),
+                ]
+            case "markup":
+                yield from [
+                    ("answer", "[bold]a[/bold] :smile: "),
+                    ("answer", "[/nothing] \\[x] é 漢 \U0001f600"),
+                ]
+            case "escape":
+                yield "answer", "a\x1b[31mred\x07\rb"
+            case "fail":
+                yield "answer", "half"
+                raise HubError("The connection went away; try again.")
+            case "fail-at-once":
+                raise HubError("The connection went away; try again.")
+            case "bug":
+                raise RuntimeError("a bug")
+            case "interrupt":
+                yield "answer", "half"
+                raise KeyboardInterrupt
+            case "echo":
+                yield "answer", json.dumps(prompt)
+            case "big":
+                for _ in range(200):
+                    yield "answer", "x" * 10_000
+            case _:
+                yield "answer", "hi"
