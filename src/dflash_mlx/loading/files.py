@@ -107,7 +107,8 @@ def _checked_header(path: Path, name: str) -> dict[str, Any]:
             raise CheckpointError(f"{label} is not a safetensors file (it begins with {start[:8]!r}).")
         if 8 + length > size:
             raise CheckpointError(
-                f"{label} is truncated inside its header: {size:,} bytes, at least {8 + length:,} expected. Fetch it again."
+                f"{label} is truncated inside its header: {size:,} bytes, at least {8 + length:,} expected. "
+                "Fetch it again."
             )
         file.seek(8)
         raw = file.read(length)

@@ -92,13 +92,14 @@ def read(path: Path, *, name: str) -> GGUFModel:
     if magic != MAGIC:
         raise CheckpointError(f"{path} is not a GGUF file: it begins with {magic!r} instead of {MAGIC!r}.")
     try:
-        arrays, metadata = mx.load(str(path), return_metadata=True)  # type: ignore[misc]
+        loaded: Any = mx.load(str(path), return_metadata=True)
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path} could not be read as GGUF; it may be truncated ({error}).") from error
+    arrays, metadata = loaded
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
         raise UnsupportedError(
-            f"{path.name} holds the architecture {architecture!r}; from GGUF only 'llama' is read. "
+            f"{name} ({path.name}) holds the architecture {architecture!r}; from GGUF only 'llama' is read. "
             "Give the safetensors repository of the model instead."
         )
     return GGUFModel(_config(metadata, arrays), metadata, arrays)

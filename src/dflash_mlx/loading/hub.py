@@ -25,15 +25,16 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
-from huggingface_hub.utils import tqdm as HubProgress
+from huggingface_hub.utils.tqdm import tqdm as HubProgress
 
 from dflash_mlx.errors import HubError
 from dflash_mlx.loading import files, names
+from dflash_mlx.loading.registry import BUNDLED
 
 try:
     import httpx2 as httpx
 except ImportError:  # huggingface-hub 1.x
-    import httpx  # type: ignore[no-redef]
+    import httpx  # type: ignore[import-not-found, no-redef]
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
 ANSWER_WITHIN = 5.0  # seconds until the hub counts as silent
@@ -96,7 +97,7 @@ def _download(repo: str, patterns: list[str], revision: str | None = None) -> Pa
     return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, tqdm_class=_Progress))
 
 
-class _Progress(HubProgress):  # type: ignore[misc]
+class _Progress(HubProgress):
     """The hub's bar on stderr; nothing where stderr is no terminal."""
 
     def __init__(self, *args: Any, **options: Any):
@@ -172,4 +173,4 @@ def _near(repo: str, role: str) -> str:
 def _offline_pair() -> str:
     if names.bundled_gguf() is None:
         return ""
-    return f" The bundled pair works offline: --target-model {names.BUNDLED}."
+    return f" The bundled pair works offline: --target-model {BUNDLED}."

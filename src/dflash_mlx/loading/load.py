@@ -80,7 +80,7 @@ def load_pair(
     if isinstance(target_model, LoadedTarget):
         if dtype is not None and target_model.model.dtype != DTYPES[dtype]:
             raise UsageError(
-                f"dtype is {dtype!r}, but the shared target {target_model.name} is loaded as {target_model.model.dtype}."
+                f"dtype is {dtype!r}, but the shared target {target_model.name} has {target_model.model.dtype}."
             )
         source, known = Source(target_model.name), target_model.known
     else:
@@ -128,4 +128,5 @@ def load_pair(
 
 
 def _nbytes(network: DraftNetwork) -> int:
-    return sum(array.nbytes for _, array in tree_flatten(network.parameters()))
+    arrays: dict[str, mx.array] = dict(tree_flatten(network.parameters()))
+    return sum(array.nbytes for array in arrays.values())
