@@ -15,7 +15,7 @@ drafter in the z-lab v1 format, and for each drafter `<name>.safetensors` with
     round<r>.logits [B-1, V]   the draft's logits of the slots after the anchor
 
 and for those that generate `<name>.json`: greedy generations of the published loop (prompt, ids, tokens per
-round). Weights are rounded to bfloat16, in which they are stored; everything is computed in float32. The
+round). `ropes.json` holds Transformers' frequencies and amplitudes for some rope parameters. Weights are rounded to bfloat16, in which they are stored; everything is computed in float32. The
 drafters that generate are trained for some seconds on the target's own texts, since a random one has nothing
 accepted.
 """
@@ -100,6 +100,42 @@ DRAFTERS = {
     },
 }
 GENERATING = ("full", "sliding")
+ROPES = {  # what Transformers makes of rope parameters: inverse frequencies and amplitude
+    "default": {"rope_type": "default", "rope_theta": 1e6},
+    "linear": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 1e7,
+        "factor": 64.0,
+        "original_max_position_embeddings": 4096,
+    },
+    "yarn with both mscales": {
+        "rope_type": "yarn",
+        "rope_theta": 5e4,
+        "factor": 64.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+    "yarn with an amplitude": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+        "attention_factor": 1.25,
+    },
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
 # Tokens that each round adds to the context: a prompt, no token but the anchor, some, a whole block.
 SPANS = (9, 1, 4, 8, 8, 2, 5, 8, 3)
 
@@ -243,9 +279,20 @@ def generations_of(draft, target, prompts: torch.Tensor) -> list[dict]:
     return found
 
 
+def rotations() -> dict[str, dict]:
+    made = {}
+    for name, parameters in ROPES.items():
+        config = Qwen3Config(head_dim=64, max_position_embeddings=262144, rope_parameters=parameters)
+        rope = published.Qwen3RotaryEmbedding(config)
+        frequencies = [float(f"{value:.8g}") for value in rope.inv_freq.tolist()]
+        made[name] = {"parameters": parameters, "inv_freq": frequencies, "amplitude": rope.attention_scaling}
+    return made
+
+
 def main() -> None:
     torch.set_num_threads(1)
     published._cuda_time = time.perf_counter  # the published loop asks a GPU for the time
+    (HERE / "ropes.json").write_text(json.dumps(rotations(), indent=1) + "\n")
     target = make_target()
     config = target.config.to_dict()
     kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

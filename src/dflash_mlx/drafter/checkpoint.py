@@ -6,7 +6,7 @@ the two are equal. Knows no hub and no target.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,22 +54,29 @@ def load_draft(
     if stored:
         _match_quantization(network, stored, weights, name)
     _check_tensors(network, weights, name)
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    computed = dtype or activation_dtype({tensor.dtype for tensor in weights.values()}, on_cpu=on_cpu)
     network.load_weights(list(weights.items()), strict=True)
+    del weights
     if stored is None and (found := _count(network)) != config.num_parameters():
         raise CheckpointError(
             f"{name} has {found:,} parameters, but its config makes {config.num_parameters():,}."
         )
-    on_cpu = mx.default_device().type == mx.DeviceType.cpu
-    if stored and bits is None and on_cpu and dtype is None:
+    if stored and bits is None and dtype is None and on_cpu:
         _expand(network)
         stored = None
-    _cast(network, dtype or _default_dtype(weights.values(), on_cpu))
+    _cast(network, computed)
     if bits and not stored:
         _quantize(network, bits, name)
     network.bits = stored.bits if stored else bits
     network.eval()
-    mx.eval(network.parameters())
+    _evaluate(network, name)
     return network
+
+
+def activation_dtype(stored: set[mx.Dtype], *, on_cpu: bool) -> mx.Dtype:
+    """What a network computes in unless asked otherwise: fp32 on a CPU, else as stored, but never fp16."""
+    return mx.float32 if on_cpu or mx.float32 in stored else mx.bfloat16
 
 
 def check_bits(bits: int | None) -> None:
@@ -155,6 +162,11 @@ def _check_tensors(network: DraftNetwork, weights: Mapping[str, mx.array], name:
                 f"{name} holds {key} with shape {list(tensor.shape)}, but its config "
                 f"makes {list(wanted[key].shape)}."
             )
+        packed = mx.issubdtype(wanted[key].dtype, mx.unsignedinteger)
+        if not packed and not mx.issubdtype(tensor.dtype, mx.floating):
+            raise UnsupportedError(
+                f"{name} holds {key} as {tensor.dtype}; 16-bit and 32-bit floats are supported."
+            )
 
 
 def _some(keys: list[str]) -> str:
@@ -164,13 +176,6 @@ def _some(keys: list[str]) -> str:
 
 def _count(network: DraftNetwork) -> int:
     return sum(tensor.size for tensor in dict(tree_flatten(network.parameters())).values())
-
-
-def _default_dtype(weights: Iterable[mx.array], on_cpu: bool) -> mx.Dtype:
-    if on_cpu:
-        return mx.float32
-    stored = {tensor.dtype for tensor in weights if mx.issubdtype(tensor.dtype, mx.floating)}
-    return mx.float32 if mx.float32 in stored else mx.bfloat16
 
 
 def _cast(network: DraftNetwork, dtype: mx.Dtype) -> None:
@@ -215,3 +220,12 @@ def _quantize(network: DraftNetwork, bits: int, name: str) -> None:
         )
 
     nn.quantize(network, class_predicate=group)
+
+
+def _evaluate(network: DraftNetwork, name: str) -> None:
+    """Read, cast and pack one tensor after the other, so that the stored ones never lie beside all others."""
+    for key, tensor in dict(tree_flatten(network.parameters())).items():
+        try:
+            mx.eval(tensor)
+        except RuntimeError as error:
+            raise CheckpointError(f"The tensor {key} of {name} cannot be read: {error}") from error

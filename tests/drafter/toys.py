@@ -1,0 +1,145 @@
+"""Toy drafters, and a second reading of the method to hold ours to: one row at a time, in numpy, float64."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten, tree_map
+
+from dflash_mlx.drafter import DraftConfig, DraftNetwork
+
+VOCAB, HIDDEN, MASK = 40, 16, 39
+
+_SHAPE: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "hidden_size": HIDDEN,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000.0,
+    "vocab_size": VOCAB,
+    "num_target_layers": 6,
+    "block_size": 6,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 3]},
+}
+
+
+def toy_config(**changes: Any) -> dict[str, Any]:
+    """A `config.json`; a key set to None is left out."""
+    return {key: value for key, value in {**_SHAPE, **changes}.items() if value is not None}
+
+
+def toy_network(*, seed: int = 0, **changes: Any) -> DraftNetwork:
+    """Large random weights, norms and biases included, so that nothing left out goes unseen."""
+    network = DraftNetwork(DraftConfig.from_dict(toy_config(**changes), name="toy"), name="toy")
+    mx.random.seed(seed)
+    network.update(tree_map(_random, network.parameters()))
+    mx.eval(network.parameters())
+    return network
+
+
+def _random(array: mx.array) -> mx.array:
+    if array.ndim == 1:
+        return 1 + 0.3 * mx.random.normal(array.shape)
+    return mx.random.normal(array.shape) * 1.5 / array.shape[1] ** 0.5
+
+
+def write_toy(folder: Path, network: DraftNetwork, config: dict[str, Any], **extra: mx.array) -> Path:
+    """The network's weights and a config as a checkpoint folder; an extra None leaves that tensor out."""
+    folder.mkdir(exist_ok=True)
+    weights = dict(tree_flatten(network.parameters())) | extra
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+class ToyEnds:
+    """What a target lends its drafter."""
+
+    def __init__(
+        self, vocab_size: int = VOCAB, hidden_size: int = HIDDEN, logit_softcap: float | None = None
+    ):
+        self.name, self.vocab_size, self.hidden_size = "toy target", vocab_size, hidden_size
+        self.logit_softcap = logit_softcap
+        mx.random.seed(99)
+        self.table = mx.random.normal((vocab_size, hidden_size))
+        self.rows = mx.random.normal((vocab_size, hidden_size))
+        mx.eval(self.table, self.rows)
+
+    def embed(self, ids: mx.array) -> mx.array:
+        return self.table[ids]
+
+    def head(self, hidden: mx.array) -> mx.array:
+        return hidden @ self.rows.T
+
+
+def toy_features(count: int, *, taps: int = 2, seed: int = 1) -> mx.array:
+    features = mx.random.normal((count, taps * HIDDEN), key=mx.random.key(seed))
+    mx.eval(features)
+    return features
+
+
+def read_plainly(
+    network: DraftNetwork, ends: ToyEnds, features: mx.array, anchor: int, block: int, *, shift: int = 0
+) -> np.ndarray:
+    """The draft's logits from all features at once: no cache, no shared projection, one query at a time."""
+    config = network.config
+    weights = {key: _numbers(value) for key, value in tree_flatten(network.parameters())}
+    table, rows = _numbers(ends.table), _numbers(ends.rows)
+    wavelengths = np.array(config.rope.wavelengths(config.head_dim))
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config.rms_norm_eps) * weights[f"{name}.weight"]
+
+    def linear(x, name):
+        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+
+    def rotate(x, position):
+        angle = position / wavelengths
+        a, b = np.split(x, 2)
+        return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)])
+
+    count, heads, hd = features.shape[0], config.num_attention_heads, config.head_dim
+    group = heads // config.num_key_value_heads
+    context = norm(linear(_numbers(features), "fc"), "hidden_norm")
+    hidden = table[[anchor] + [config.mask_token_id] * (block - 1)] * config.input_embedding_scale
+    for i in range(config.num_hidden_layers):
+        at, window, causal = f"layers.{i}.", config.window(i), config.causal(i)
+        attention = at + "self_attn."
+        inside = norm(hidden, at + "input_layernorm")
+        both = np.concatenate([context, inside])
+        keys = linear(both, attention + "k_proj").reshape(count + block, -1, hd)
+        values = linear(both, attention + "v_proj").reshape(count + block, -1, hd)
+        queries = linear(inside, attention + "q_proj").reshape(block, -1, hd)
+        mixed = np.zeros((block, heads, hd))
+        for j in range(block):
+            place = count + j
+            seen = [p for p in range(count) if window is None or place - p < window]
+            seen += [count + k for k in range(block) if k <= j or not causal]
+            for h in range(heads):
+                query = rotate(norm(queries[j, h], attention + "q_norm"), place + shift)
+                scores = np.array(
+                    [query @ rotate(norm(keys[p, h // group], attention + "k_norm"), p + shift) for p in seen]
+                )
+                scores *= hd**-0.5 * config.rope.amplitude() ** 2
+                share = np.exp(scores - scores.max())
+                mixed[j, h] = (share / share.sum()) @ values[seen, h // group]
+        hidden = hidden + linear(mixed.reshape(block, -1), attention + "o_proj")
+        inside = norm(hidden, at + "post_attention_layernorm")
+        gate = linear(inside, at + "mlp.gate_proj")
+        hidden = hidden + linear(
+            gate / (1 + np.exp(-gate)) * linear(inside, at + "mlp.up_proj"), at + "mlp.down_proj"
+        )
+    logits = norm(hidden[1:], "norm") @ rows.T * config.output_multiplier
+    cap = config.final_logit_softcapping
+    return np.tanh(logits / cap) * cap if cap else logits
+
+
+def _numbers(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32), dtype=np.float64)
