@@ -12,6 +12,8 @@ from tests.metal_emulator.support import require
 from dflash_mlx.kernels.attention import (
     block_attention,
     block_attention_reference,
+    cached_block_attention,
+    cached_block_attention_reference,
     contest,
     shape_class,
     supports,
@@ -236,20 +238,35 @@ def test_kernel_equals_the_definition_on_metal(case, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_strided_views_are_read_in_place(form):
-    """The verify pass hands over slices of a stock cache that already holds the block, and transposed queries."""
+    """Slices of a larger buffer, transposed queries, values whose last axis is not contiguous."""
     case = Case(context=21, rows=4, splits=2)
     _, buffer_k, buffer_v, _, _ = replace(case, context=60).arrays(5)
     q = mx.random.normal((1, case.rows, case.heads, case.head_dim), key=mx.random.key(6)).astype(case.dtype)
     q = q.transpose(0, 2, 1, 3)
     keys, values = buffer_k[..., :25, :], buffer_v[..., :25, :]
-    block_k = keys[..., 21:, :]
-    block_v = mx.contiguous(values[..., 21:, :].swapaxes(2, 3)).swapaxes(
-        2, 3
-    )  # its last axis is not contiguous
+    block_v = mx.contiguous(values[..., 21:, :].swapaxes(2, 3)).swapaxes(2, 3)
+    where = (q, keys, values, 21, keys[..., 21:, :], block_v)
     call = {"scale": 0.125, "causal": True}
-    where = (q, keys, values, 21, block_k, block_v)
     got = block_attention(*where, **call, form=form, splits=2, factory=emulated("check", 0))
     expected = block_attention_reference(*where, **call)
+    assert float(mx.abs(got - expected).max()) < 2e-3
+
+
+@pytest.mark.parametrize("mode", ("full", "causal", "ancestors"))
+@pytest.mark.parametrize("context", (0, 21))
+def test_a_cache_that_holds_the_block_is_attended_alike(context, mode):
+    """What a verify pass hands over: the slice that a stock cache returns."""
+    case = Case(context=context, rows=4, mode=mode, window=20)
+    q, context_k, context_v, block_k, block_v = case.arrays(7)
+    options = case.options(7)
+    expected = block_attention_reference(q, context_k, context_v, context, block_k, block_v, **options)
+    buffers = [
+        mx.concatenate([old[..., :context, :], block, old[..., :3, :]], axis=2)
+        for old, block in ((context_k, block_k), (context_v, block_v))
+    ]
+    keys, values = (buffer[..., : context + 4, :] for buffer in buffers)
+    assert mx.array_equal(cached_block_attention_reference(q, keys, values, **options), expected)
+    got = cached_block_attention(q, keys, values, **options, factory=emulated("check", 0))
     assert float(mx.abs(got - expected).max()) < 2e-3
 
 
@@ -299,13 +316,15 @@ def test_nothing_chosen_means_the_reference():
         block_attention(*where, **options, choices=chosen)
 
 
-def test_a_contest_runs_both_arms_and_names_the_class_of_its_calls():
-    arm = contest(5, heads=4, kv_heads=2, head_dim=64, keys=30, dtype=mx.float32, causal=True)
-    data = arm.inputs(0)
-    (expected,) = arm.reference(*data)
-    (got,) = arm.candidate(emulated("fast", 0), *data)
+def test_a_contest_runs_both_arms_and_stands_for_every_call_of_its_class():
+    arm = contest(5, heads=4, kv_heads=2, head_dim=64, keys=30, dtype=mx.float32)
+    q, keys, values = arm.inputs(0)
+    (expected,) = arm.reference(q, keys, values)
+    (got,) = arm.candidate(emulated("fast", 0), q, keys, values)
     assert float(mx.abs(got - expected).max()) < arm.bound
-    assert arm.shape_class == shape_class(data[0], data[1], 25, None)
+    for rows, context in ((5, 25), (8, 800), (q.shape[2], keys.shape[2] - q.shape[2])):
+        assert arm.shape_class == shape_class(mx.zeros((1, 4, rows, 64)), keys, context, None)
+    assert arm.shape_class != shape_class(mx.zeros((1, 4, 9, 64)), keys, 25, None)
 
 
 @pytest.mark.parametrize("form", (None, "vector"))

@@ -91,8 +91,13 @@ def shape_class(q: mx.array, context_k: mx.array, context_length: int, window: i
 
 def class_name(rows: int, heads: int, kv_heads: int, head_dim: int, keys: int, dtype: mx.Dtype) -> str:
     """As `shape_class`, from the numbers."""
-    row_band, key_band = 1 << (rows - 1).bit_length(), max(1024, 1 << (keys - 1).bit_length())
+    row_band, key_band = bands(rows, keys)
     return f"s{row_band} h{heads}/{kv_heads} d{head_dim} keys {key_band} {DTYPES[dtype]}"
+
+
+def bands(rows: int, keys: int) -> tuple[int, int]:
+    """The most rows and the most keys of the class that these belong to: powers of two."""
+    return 1 << (rows - 1).bit_length(), max(1024, 1 << (keys - 1).bit_length())
 
 
 def first_seen(context_length: int, window: int | None) -> int:
