@@ -160,12 +160,16 @@ STOPS = ["STOP", "P", "日本", "\n\n", "OP a", "🙂", "é", "<r", "ab", "b"]
 
 @st.composite
 def generations(draw: st.DrawFn, ids: int) -> list[Any]:
+    fragments, tags = st.sampled_from(FRAGMENTS), st.sampled_from(TAGS + PLAIN_TAGS)
     part = st.one_of(
-        st.sampled_from(FRAGMENTS),
-        st.integers(0, ids + 2),  # any token, bytes without their neighbours and ids without a token included
-        st.tuples(st.sampled_from(FRAGMENTS), st.integers(1, 4)),  # a fragment that lacks its last tokens
+        fragments,
+        tags,
+        st.lists(fragments, min_size=2, max_size=4).map("".join),  # tokens may span two of them
+        st.tuples(fragments | tags, st.integers(1, 4)),  # without its last tokens
+        st.integers(0, ids + 2),  # any token: bytes without their neighbours, ids without a token
     )
-    return draw(st.lists(part, max_size=14))
+    size = draw(st.integers(0, 14))  # a list of its own choosing is mostly short
+    return draw(st.lists(part, min_size=size, max_size=size))
 
 
 def to_ids(tok: Any, parts: Sequence[Any]) -> list[int]:
@@ -263,6 +267,14 @@ def test_a_space_after_special_ids_is_kept_in_sentencepiece():
     for between in ([start] * 20, [padded_row] * 20, [start, padded_row] * 10):
         assert stream(tok, [the, *between, the], (1,)).answer == "the the"
     assert stream(tok, [start, gap, the], (1,)).answer == " the"
+
+
+def test_a_token_without_letters_is_no_left_side():
+    tok = FallbackTokenizer(["", "▁the"])
+    empty, the = (tok.convert_tokens_to_ids(t) for t in ("", "▁the"))
+    for before in range(12):
+        tokens = [the] * before + [empty] * 3 + [the]
+        assert stream(tok, tokens, (1,)).answer == tok.decode(tokens)
 
 
 def test_special_ids_mid_block_are_no_text_but_remain_tokens():
@@ -458,6 +470,14 @@ def test_a_long_run_of_byte_tokens_does_not_wait_for_its_end():
     assert len(tokens) > 4 * MAX_OPEN and len(made.text) > len(text) - MAX_OPEN
     made.finish()
     assert made.text == text
+
+
+def test_a_wrong_byte_late_in_a_long_run_spoils_only_what_was_not_settled():
+    tok = tokenizer("fallback")
+    tokens = [*tok.encode("x" + "ក" * 26), tok.convert_tokens_to_ids("<0xFF>"), *tok.encode("y")]
+    settled = -(-MAX_OPEN // 3)  # characters of three bytes
+    spoiled = 26 * 3 + 1 - settled * 3
+    assert stream(tok, tokens, (5,)).answer == "x" + "ក" * settled + REPLACEMENT * spoiled + " y"
 
 
 def test_stop_strings_are_checked():
