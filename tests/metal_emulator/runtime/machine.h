@@ -25,6 +25,7 @@ enum MemoryFlags : u32 { DEVICE_MEMORY = 1, THREADGROUP_MEMORY = 2 };
 struct Machine {
   Launch* launch;  // null: nothing runs
   Fiber* current;
+  void** buffers;   // what the kernel's entry takes
   void* scheduler;  // context that a stopped or waiting fiber switches to
   bool stopped;
   u32 threadgroup;  // index of the running one

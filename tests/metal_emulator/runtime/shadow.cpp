@@ -144,9 +144,10 @@ void remember_read(Reads& reads, const Now& now, bool plain, u64 code) {
   reads.code = code;
 }
 
-void report_after_write(const Region& region, u64 offset, bool writes, const Write& earlier, u32 threadgroup, u64 code) {
-  report(RACE, code, earlier.code, "data race on %s +%llu: %s by %s after unsynchronised write by thread %u%s", region.name,
-         (unsigned long long)offset, writes ? "write" : "read", Place().text, earlier.thread,
+void report_after_write(const Region& region, u64 offset, bool writes, const Write& earlier, u32 threadgroup,
+                        u64 code) {
+  report(RACE, code, earlier.code, "data race on %s +%llu: %s by %s after unsynchronised write by thread %u%s",
+         region.name, (unsigned long long)offset, writes ? "write" : "read", Place().text, earlier.thread,
          earlier.threadgroup != threadgroup ? " of another threadgroup" : "");
 }
 
@@ -162,8 +163,8 @@ void touch(Cell& cell, const Region& region, u64 offset, const Now& now, Access 
   const bool atomic = access != READ && access != WRITE;
   if (reads && !cell.initialised) {
     report(UNINITIALISED, code, 0, "read of uninitialised %s %s +%llu, %s",
-           region.kind == THREADGROUP_VARIABLE ? "threadgroup memory" : "output", region.name, (unsigned long long)offset,
-           Place().text);
+           region.kind == THREADGROUP_VARIABLE ? "threadgroup memory" : "output", region.name,
+           (unsigned long long)offset, Place().text);
     cell.initialised = true;
   }
   if (cell.plain_write.any && !ordered(cell.plain_write, now)) {
@@ -171,7 +172,9 @@ void touch(Cell& cell, const Region& region, u64 offset, const Now& now, Access 
   } else if (!atomic && cell.atomic_write.any && !ordered(cell.atomic_write, now)) {
     report_after_write(region, offset, writes, cell.atomic_write, now.threadgroup, code);
   }
-  if (!writes) { return remember_read(cell.reads, now, !atomic, code); }
+  if (!writes) {
+    return remember_read(cell.reads, now, !atomic, code);
+  }
   if (cell.reads.any && (!atomic || cell.reads.plain) && !ordered(cell.reads, now)) {
     report_after_read(region, offset, cell.reads, now.threadgroup, code);
   }

@@ -63,19 +63,21 @@ namespace metal {
     for (int i = 0; i < N; ++i) r[i] = name((T)a[i], (T)b[i]); \
     return r;                                                  \
   }
-#define MSL_TRANSCENDENTAL                                                                                             \
-  MSL_F1(exp, expf(x))                                                                                                 \
-  MSL_F1(exp2, exp2f(x)) MSL_F1(exp10, exp10f(x)) MSL_F1(log, logf(x)) MSL_F1(log2, log2f(x)) MSL_F1(log10, log10f(x)) \
-      MSL_F1(sqrt, __builtin_sqrtf(x)) MSL_F1(rsqrt, 1.0f / __builtin_sqrtf(x)) MSL_F1(sin, sinf(x))                   \
-          MSL_F1(cos, cosf(x)) MSL_F1(tan, tanf(x)) MSL_F1(asin, asinf(x)) MSL_F1(acos, acosf(x))                      \
-              MSL_F1(atan, atanf(x)) MSL_F1(sinh, sinhf(x)) MSL_F1(cosh, coshf(x)) MSL_F1(tanh, tanhf(x))              \
-                  MSL_F1(asinh, asinhf(x)) MSL_F1(acosh, acoshf(x)) MSL_F1(atanh, atanhf(x))                           \
-                      MSL_F2(atan2, atan2f(x, y)) MSL_F2(pow, powf(x, y)) MSL_F2(powr, powf(x, y))                     \
+#define MSL_TRANSCENDENTAL                                                                                \
+  MSL_F1(exp, expf(x))                                                                                    \
+  MSL_F1(exp2, exp2f(x))                                                                                  \
+  MSL_F1(exp10, exp10f(x)) MSL_F1(log, logf(x)) MSL_F1(log2, log2f(x)) MSL_F1(log10, log10f(x))           \
+      MSL_F1(sqrt, __builtin_sqrtf(x)) MSL_F1(rsqrt, 1.0f / __builtin_sqrtf(x)) MSL_F1(sin, sinf(x))      \
+          MSL_F1(cos, cosf(x)) MSL_F1(tan, tanf(x)) MSL_F1(asin, asinf(x)) MSL_F1(acos, acosf(x))         \
+              MSL_F1(atan, atanf(x)) MSL_F1(sinh, sinhf(x)) MSL_F1(cosh, coshf(x)) MSL_F1(tanh, tanhf(x)) \
+                  MSL_F1(asinh, asinhf(x)) MSL_F1(acosh, acoshf(x)) MSL_F1(atanh, atanhf(x))              \
+                      MSL_F2(atan2, atan2f(x, y)) MSL_F2(pow, powf(x, y)) MSL_F2(powr, powf(x, y))        \
                           MSL_F2(fmod, fmodf(x, y)) MSL_F2(divide, x / y) MSL_F1(recip, 1.0f / x)
 MSL_TRANSCENDENTAL
 MSL_F1(floor, __builtin_floorf(x))
-MSL_F1(ceil, __builtin_ceilf(x)) MSL_F1(trunc, __builtin_truncf(x)) MSL_F1(round, roundf(x)) MSL_F1(rint, rintf(x))
-    MSL_F1(fabs, __builtin_fabsf(x)) MSL_F1(fract, x - __builtin_floorf(x)) MSL_F1(sign, (float)((x > 0) - (x < 0)))
+MSL_F1(ceil, __builtin_ceilf(x))
+MSL_F1(trunc, __builtin_truncf(x)) MSL_F1(round, roundf(x)) MSL_F1(rint, rintf(x)) MSL_F1(fabs, __builtin_fabsf(x))
+    MSL_F1(fract, x - __builtin_floorf(x)) MSL_F1(sign, (float)((x > 0) - (x < 0)))
         MSL_F1(saturate, x < 0.0f ? 0.0f : (x > 1.0f ? 1.0f : x)) MSL_F2(copysign, __builtin_copysignf(x, y))
             MSL_F2(step, y < x ? 0.0f : 1.0f) MSL_F2(fmax, __builtin_fmaxf(x, y))
                 MSL_F2(fmin, __builtin_fminf(x, y)) namespace precise {
@@ -95,8 +97,9 @@ MSL_TRANSCENDENTAL
     return expr;                                 \
   }
 MSL_PRED(isnan, __builtin_isnan(x))
-MSL_PRED(isinf, __builtin_isinf(x)) MSL_PRED(isfinite, __builtin_isfinite(x))
-    MSL_PRED(signbit, __builtin_signbit(x)) METAL_FUNC float fma(float a, float b, float c) {
+MSL_PRED(isinf, __builtin_isinf(x))
+MSL_PRED(isfinite, __builtin_isfinite(x)) MSL_PRED(signbit, __builtin_signbit(x)) METAL_FUNC
+    float fma(float a, float b, float c) {
   return __builtin_fmaf(a, b, c);
 }
 METAL_FUNC half fma(half a, half b, half c) { return (half)__builtin_fmaf((float)a, (float)b, (float)c); }
@@ -113,7 +116,8 @@ METAL_FUNC float ldexp(float x, int k) { return ldexpf(x, k); }
   METAL_FUNC constexpr T max(T x, T y) { return x < y ? y : x; } \
   METAL_FUNC constexpr T min(T x, T y) { return y < x ? y : x; }
 MSL_MINMAX_INT(char)
-MSL_MINMAX_INT(int8_t) MSL_MINMAX_INT(uint8_t) MSL_MINMAX_INT(int16_t) MSL_MINMAX_INT(uint16_t) MSL_MINMAX_INT(int32_t)
+MSL_MINMAX_INT(int8_t)
+MSL_MINMAX_INT(uint8_t) MSL_MINMAX_INT(int16_t) MSL_MINMAX_INT(uint16_t) MSL_MINMAX_INT(int32_t)
     MSL_MINMAX_INT(uint32_t) MSL_MINMAX_INT(int64_t) MSL_MINMAX_INT(uint64_t) METAL_FUNC float max(float x, float y) {
   return __builtin_fmaxf(x, y);
 }
