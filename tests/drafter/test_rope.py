@@ -66,7 +66,7 @@ def test_a_top_level_theta_comes_first():
         (
             {"rope_theta": 1e4, "rope_parameters": {"partial_rotary_factor": 0.25}},
             UnsupportedError,
-            "a part of each head",
+            "part of each head",
         ),
         (
             {"rope_theta": 1e4, "rope_parameters": {"full_attention": {}}},

@@ -15,9 +15,9 @@ drafter in the z-lab v1 format, and for each drafter `<name>.safetensors` with
     round<r>.logits [B-1, V]   the draft's logits of the slots after the anchor
 
 and for those that generate `<name>.json`: greedy generations of the published loop (prompt, ids, tokens per
-round). `ropes.json` holds Transformers' frequencies and amplitudes for some rope parameters. Weights are rounded to bfloat16, in which they are stored; everything is computed in float32. The
-drafters that generate are trained for some seconds on the target's own texts, since a random one has nothing
-accepted.
+round). `ropes.json` holds Transformers' frequencies and amplitudes for some rope parameters. Weights are
+rounded to bfloat16, in which they are stored; everything is computed in float32. The drafters that generate are
+trained for some seconds on the target's own texts, since a random one has nothing accepted.
 """
 
 import json

@@ -156,7 +156,7 @@ def _check_tensors(network: DraftNetwork, weights: Mapping[str, mx.array], name:
         raise CheckpointError(
             f"{name} holds {_some(extra)}, which its config does not ask for; it may be another kind."
         )
-    for key, tensor in weights.items():
+    for key, tensor in sorted(weights.items()):
         if tensor.shape != wanted[key].shape:
             raise CheckpointError(
                 f"{name} holds {key} with shape {list(tensor.shape)}, but its config "
