@@ -263,7 +263,9 @@ def test_a_processor_of_the_caller_s_bans_an_id_at_every_position() -> None:
     assert histories[0] == PROMPT, "the first call sees the whole prompt"
     whole = [*PROMPT, *truth]
     right = [h for h in histories if h == whole[: len(h)]]
-    assert {len(h) for h in right} >= set(range(len(PROMPT), len(whole))), "each row sees the tokens before it"
+    assert {len(h) for h in right} >= set(range(len(PROMPT), len(whole))), (
+        "each row sees the tokens before it"
+    )
 
 
 def test_a_second_run_from_a_snapshot_gives_the_same_text() -> None:

@@ -123,6 +123,50 @@ class Chunk:
     stats: Stats
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A whole generation; `str(result)` is the answer."""
+
+    text: str  # the answer, without thoughts
+    thinking: str
+    token_ids: tuple[int, ...]  # every emitted token, the stop id included
+    finish_reason: FinishReason | None  # None: the stream was left before its end
+    stats: Stats
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where two texts part."""
+
+    index: int  # of the new token
+    plain: int | None  # token ids; None where that text had ended
+    drafted: int | None
+    logit_gap: float | None  # by how much plain decoding preferred its own token, noise of the draw included
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same request decoded plainly by mlx-lm and with the drafter."""
+
+    plain: Result
+    drafted: Result
+    first_difference: Difference | None
+
+    @property
+    def identical(self) -> bool:
+        """Whether both gave the same tokens."""
+        return self.first_difference is None
+
+    @property
+    def speedup(self) -> float:
+        """Decoding speed with the drafter over plain decoding speed, prefill left out."""
+        plain = self.plain.stats.tokens_per_second
+        return self.drafted.stats.tokens_per_second / plain if plain else 0.0
+
+
 class Target(Protocol):
     """The verifier: one model, any number of caches."""
 
@@ -165,7 +209,10 @@ class Drafter(Protocol):
 
     taps: tuple[int, ...]
     block_size: int  # trained block, anchor included
-    context_length: int  # committed tokens whose features were injected
+
+    @property
+    def context_length(self) -> int:
+        """Committed tokens whose features were injected."""
 
     def inject(self, features: mx.array, keep: int) -> None:
         """Append the first `keep` rows of evaluated features [S, F*D] as context; may wait for the next propose."""

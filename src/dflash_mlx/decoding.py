@@ -88,7 +88,7 @@ class Decoder:
         """Read the prompt but for its last token, chunk by chunk; yields how many tokens were read so far."""
         for start in range(0, len(prompt) - 1, self.prefill_chunk):
             chunk = prompt[start : min(start + self.prefill_chunk, len(prompt) - 1)]
-            read = self.target.verify(mx.array(chunk), self.cache, self._taps)
+            read = self.target.verify(mx.array(list(chunk)), self.cache, self._taps)
             # The chunk's logits stay lazy and are never computed.
             mx.eval(read.features)
             self.target.settle(self.cache)
@@ -127,7 +127,7 @@ class Decoder:
         )
         self.meter.verified(verified.logits, verified.features)
         draws = self._draw(verified, proposed)
-        accepted = agree(proposed.tolist(), draws)
+        accepted = agree(_ints(proposed), draws)
         return self._commit(verified, draws[: accepted + 1], n, accepted)
 
     def _step(self) -> Round:
@@ -143,9 +143,9 @@ class Decoder:
         draws = self.sampler.draw(verified.logits, len(self.ids), history)
         waiting = [draws, verified.features] if proposed is None else [draws, verified.features, proposed]
         mx.eval(*waiting)
-        tokens: list[int] = draws.tolist()
+        tokens = _ints(draws)
         if UNDECIDED in tokens:
-            tokens = self.sampler.draw_whole(verified.logits, len(self.ids), history).tolist()
+            tokens = _ints(self.sampler.draw_whole(verified.logits, len(self.ids), history))
         return tokens
 
     def _commit(self, verified: Pass, emitted: Sequence[int], n: int, accepted: int) -> Round:
@@ -162,13 +162,13 @@ class Decoder:
         current, drawn = self._enqueue(mx.array(self.ids[-1:]), None)
         while True:
             ahead = self._enqueue(drawn, drawn) if self._remaining > 1 else None
-            token = drawn.item()
+            (token,) = _ints(drawn)
             if token == UNDECIDED:
                 if ahead:
                     self.target.commit(self.cache, ahead[0].tape, 0)
                 drawn = self.sampler.draw_whole(current.logits, len(self.ids), self._history(None))
                 ahead = self._enqueue(drawn, drawn) if self._remaining > 1 else None
-                token = drawn.item()
+                (token,) = _ints(drawn)
             _, finish_reason = self.cut([token])
             self._extend([token])
             # For whoever looks or stops here, the pass that runs ahead has not happened.
@@ -211,3 +211,9 @@ class Decoder:
     @property
     def _remaining(self) -> int:
         return self.max_new_tokens - self.new_tokens
+
+
+def _ints(array: mx.array) -> list[int]:
+    """Token ids [n] on the host; waits for the device."""
+    values: list[int] = array.tolist()  # type: ignore[assignment]
+    return values

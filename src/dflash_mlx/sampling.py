@@ -76,6 +76,20 @@ class Sampler:
         """Like `draw`, over a full sort of each row: slow, and never undecided."""
         return self._draw(logits, position, history, logits.shape[-1])
 
+    def gap(self, logits: mx.array, position: int, history: mx.array | None, ids: tuple[int, int]) -> float:
+        """By how much the draw at `position` prefers the first id to the second, in units of its logits [1, V].
+
+        At temperature 0 the difference of the two logits; else that of the perturbed ones.
+        """
+        logits = self._process(logits.astype(mx.float32), position, history)
+        pair = mx.array(ids, mx.uint32)
+        scores = logits[0, pair]
+        if self.params.temperature > 0:
+            noise = _gumbel(pair, _keys(self.params.seed, position, 1))[0]
+            scores = scores + self.params.temperature * noise
+        gap: float = (scores[0] - scores[1]).item()  # type: ignore[assignment]
+        return gap
+
     def _draw(self, logits: mx.array, position: int, history: mx.array | None, shortlist: int) -> mx.array:
         logits = self._process(logits.astype(mx.float32), position, history)
         params = self.params
@@ -188,7 +202,7 @@ def _best_groups(scores: mx.array, count: int) -> tuple[mx.array, mx.array]:
     """The members of the `count` groups with the largest maxima; the `count` largest scores are among them."""
     rows, width = scores.shape
     short = -width % _GROUP
-    padded = mx.pad(scores, ((0, 0), (0, short)), constant_values=-mx.inf) if short else scores
+    padded = mx.pad(scores, [(0, 0), (0, short)], constant_values=-mx.inf) if short else scores
     groups = padded.reshape(rows, -1, _GROUP)
     best = mx.argpartition(-mx.max(groups, axis=-1), count - 1, axis=-1)[:, :count]
     members = mx.take_along_axis(groups, best[..., None], axis=1).reshape(rows, -1)

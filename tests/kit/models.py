@@ -41,7 +41,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi3": {"model_type": "phi3", **_SHAPE},
     "smollm3": {"model_type": "smollm3", **_SHAPE, "no_rope_layer_interval": 4},
     # A scaled embedding and soft-capped logits.
-    "gemma2": {"model_type": "gemma2", **_SHAPE, "query_pre_attn_scalar": 16.0, "final_logit_softcapping": 30.0},
+    "gemma2": {
+        "model_type": "gemma2",
+        **_SHAPE,
+        "query_pre_attn_scalar": 16.0,
+        "final_logit_softcapping": 30.0,
+    },
     # Scaled embedding, residual and logits.
     "granite": {
         "model_type": "granite",
@@ -56,7 +61,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_target(kind: str = "qwen3", *, seed: int = 0, dtype: mx.Dtype = mx.float32, **changes: Any) -> MLXTarget:
+def tiny_target(
+    kind: str = "qwen3", *, seed: int = 0, dtype: mx.Dtype = mx.float32, **changes: Any
+) -> MLXTarget:
     """A sharpened random model of mlx-lm's own classes: large weights, so that a wrong state changes the text."""
     config = {**CONFIGS[kind], **changes}
     mx.random.seed(seed)

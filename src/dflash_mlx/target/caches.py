@@ -2,12 +2,9 @@
 
 from typing import Any, NamedTuple
 
-from mlx_lm.models.cache import KVCache, QuantizedKVCache
-
 from dflash_mlx.errors import UnsupportedError
 
-LayerCache = KVCache | QuantizedKVCache
-Cache = list[LayerCache]
+Cache = list[Any]  # of mlx-lm's cache objects, which carry no types
 CacheSnapshot = list[tuple[Any, Any, int]]
 
 

@@ -29,7 +29,9 @@ def load_target(folder: Path, *, dtype: mx.Dtype | None, name: str) -> MLXTarget
     except ValueError as error:
         if "not supported" in str(error):
             raise UnsupportedError(f"{name}: mlx-lm knows no model of this type ({error})") from error
-        raise CheckpointError(f"{name}: the weights in {folder} do not fit their config.json: {error}") from error
+        raise CheckpointError(
+            f"{name}: the weights in {folder} do not fit their config.json: {error}"
+        ) from error
     except KeyError as error:
         raise CheckpointError(f"{name}: config.json in {folder} lacks {error}.") from error
     if dtype == mx.float32 and "quantization" in config:
@@ -48,7 +50,7 @@ def build(config: dict[str, Any]) -> nn.Module:
 
 def set_dtype(model: nn.Module, dtype: mx.Dtype | None) -> None:
     """Evaluate the weights one by one, floating ones as `dtype`, so that no two copies of the whole exist."""
-    names = [name for name, _ in tree_flatten(model.parameters())]
+    names: list[str] = [entry[0] for entry in tree_flatten(model.parameters())]
     for name in names:
         *path, leaf = name.split(".")
         owner: Any = model

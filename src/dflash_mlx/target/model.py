@@ -53,7 +53,8 @@ class MLXTarget:
     @property
     def nbytes(self) -> int:
         """Bytes of the weights."""
-        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+        arrays: dict[str, mx.array] = dict(tree_flatten(self.model.parameters()))
+        return sum(array.nbytes for array in arrays.values())
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -88,7 +89,9 @@ class MLXTarget:
         tape = Tape(caches.length(cache), ids.shape[0])
         with self._lock, taps.recording(self._layers, taps_) as outputs:
             logits = self.model(ids[None], cache=cache)
-        features = mx.concatenate([outputs[i][0] for i in taps_], axis=-1) if taps_ else mx.zeros((ids.shape[0], 0))
+        features = (
+            mx.concatenate([outputs[i][0] for i in taps_], axis=-1) if taps_ else mx.zeros((ids.shape[0], 0))
+        )
         return Pass(logits[0], features, tape)
 
     def commit(self, cache: Cache, tape: Tape, keep: int) -> None:
@@ -145,7 +148,9 @@ def _trunk(model: nn.Module, first: nn.Module, model_type: str) -> nn.Module:
         for value in module.values():
             if isinstance(value, list) and value and value[0] is first and module is not model:
                 return module
-    raise UnsupportedError(f"A '{model_type}' model keeps its layers where they cannot be told from its head.")
+    raise UnsupportedError(
+        f"A '{model_type}' model keeps its layers where they cannot be told from its head."
+    )
 
 
 def _descend(module: nn.Module) -> Iterator[nn.Module]:

@@ -1,6 +1,6 @@
 """Plain decoding as mlx-lm does it: the yardstick for text and speed. Runs `generate_step`, nothing of ours."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
@@ -19,8 +19,7 @@ def plain_tokens(
     draw: Draw,
     draw_whole: Draw,
     prefill_chunk: int,
-    prefilled: Callable[[], None] = lambda: None,
-) -> Iterator[int]:
+) -> Generator[int, None, None]:
     """Yield token ids of mlx-lm's pipelined loop, drawn by our rule.
 
     Args:
@@ -30,7 +29,6 @@ def plain_tokens(
         draw: called once a step while the graph is built.
         draw_whole: takes over for a step in which `draw` gave a negative id.
         prefill_chunk: prompt tokens in one pass.
-        prefilled: called when the first token is there.
     """
     cache = target.make_cache()
     ids, unread, decide = list(prompt), list(prompt), draw
@@ -55,8 +53,6 @@ def plain_tokens(
                     layer.offset = len(ids) - 1
                 unread, decide = ids[-1:], draw_whole
                 break
-            if len(ids) == len(prompt):
-                prefilled()
             ids.append(token)
             yield token
 

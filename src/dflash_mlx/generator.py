@@ -1,0 +1,334 @@
+"""DFlashGenerator: a prompt in, text out in chunks. Puts loading, decoding and text together; draws nothing.
+
+Streaming is the one implementation: `generate` joins it, `compare` runs it beside mlx-lm's own loop.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import mlx.core as mx
+
+from dflash_mlx import runtime
+from dflash_mlx.core import Chunk, Comparison, Difference, Result, Stats
+from dflash_mlx.decoding import Decoder, Meter
+from dflash_mlx.drafter import Drafter
+from dflash_mlx.errors import UsageError
+from dflash_mlx.loading import LoadedTarget, encode_raw, load_pair, render
+from dflash_mlx.policy import WholeBlock
+from dflash_mlx.request import Options, Prompt, Request, as_messages, fresh_seed
+from dflash_mlx.sampling import Sampler
+from dflash_mlx.target import plain_tokens
+from dflash_mlx.text import Piece, Transcript
+
+Mode = Literal["auto", "on", "off"]
+
+_PREFILL_CHUNK = {"gpu": 512, "cpu": 256}  # tokens; half a second or less for the models each is meant for
+
+
+class DFlashGenerator:
+    """A target with its drafter, loaded and ready.
+
+    Args:
+        target_model: a local folder, a hub id, an alias (`Qwen3-8B`), or the `target` of another generator,
+            which is then shared; None takes the default pair of this machine.
+        draft_model: a local folder or a hub id; None looks the target up among the known pairs.
+        mode: "auto" drafts where a drafter is known and says so where none is; "on" insists on one; "off"
+            decodes plainly and loads none.
+        block_size: tokens in a drafted block, the anchor included, at most the trained number.
+        draft_bits: 4 or 8 quantises the drafter at load.
+        dtype: "float32", "bfloat16" or "float16" for weights and activations; None keeps the stored type on a
+            GPU and takes float32 on a CPU.
+
+    Raises:
+        UsageError: options that cannot be honoured.
+        LoadError: names and files that do not become a working pair.
+    """
+
+    def __init__(
+        self,
+        target_model: str | Path | LoadedTarget | None = None,
+        draft_model: str | Path | None = None,
+        *,
+        mode: Mode = "auto",
+        block_size: int | None = None,
+        draft_bits: int | None = None,
+        dtype: str | None = None,
+    ):
+        _check_mode(mode, draft_model, block_size, draft_bits)
+        machine = runtime.machine()
+        started = time.perf_counter()
+        runtime.reset_peak_memory()
+        pair = load_pair(
+            target_model, draft_model, mode=mode, draft_bits=draft_bits, dtype=dtype, machine=machine
+        )
+        self.target = pair.target
+        self.notes: tuple[str, ...] = pair.notes
+        self.seconds_load = time.perf_counter() - started
+        self.generation_defaults = pair.target.generation_config
+        self._pair = pair
+        self._machine = machine
+        self._load_peak_gb = runtime.peak_memory_gb()
+        self._block_size = pair.draft.config.effective_block_size(block_size) if pair.draft else None
+        self._resources = ExitStack()
+        self._resources.enter_context(runtime.wired_limit(pair.target.model.model))
+
+    @property
+    def target_name(self) -> str:
+        """The target as it was found."""
+        return self._pair.target.name
+
+    @property
+    def draft_name(self) -> str | None:
+        """The drafter as it was found; None when decoding plainly."""
+        return self._pair.draft.name if self._pair.draft else None
+
+    def generate(self, prompt: Prompt, **options: Any) -> Result:
+        """Answer a prompt; the options are those of `request.Options`.
+
+        Args:
+            prompt: text (put through the chat template unless `raw`), messages, or token ids.
+            **options: `max_new_tokens`, `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty`,
+                `presence_penalty`, `frequency_penalty`, `seed`, `stop`, `system`, `think`, `raw`,
+                `logits_processors`, `profile`.
+
+        Raises:
+            UsageError: a value or prompt that cannot be honoured, before any model work.
+        """
+        return _collect(self.stream(prompt, **options))
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Chunk]:
+        """Like `generate`, chunk by chunk as text becomes final; may be left at any chunk."""
+        return self._run(self._request(prompt, Options.checked(options)))
+
+    def compare(self, prompt: Prompt, **options: Any) -> Comparison:
+        """Decode twice with the same draws: by mlx-lm's plain loop, then with the drafter.
+
+        Raises:
+            UsageError: also when there is no drafter to compare.
+        """
+        if self._pair.draft is None:
+            raise UsageError("There is nothing to compare: no drafter is loaded. Leave out mode='off'.")
+        request = self._request(prompt, Options.checked(options))
+        plain = self._run_plainly(request)
+        drafted = _collect(self._run(request))
+        return Comparison(plain, drafted, self._first_difference(request, plain.token_ids, drafted.token_ids))
+
+    def close(self) -> None:
+        """Release the memory of the models; the generator is of no use afterwards."""
+        self._resources.close()
+        self.__dict__.pop("_pair", None)
+        self.__dict__.pop("target", None)
+        mx.clear_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _request(self, prompt: Prompt, options: Options) -> Request:
+        """Render the prompt and hold everything against the models' limits."""
+        if not hasattr(self, "_pair"):
+            raise UsageError("This generator is closed; make a new one.")
+        target = self._pair.target
+        messages = as_messages(prompt, options.system)
+        if messages is None or options.raw:
+            ids = self._plain_ids(prompt, options)
+        else:
+            think = options.think if options.think is not None else self._pair.thinking
+            ids = render(target.tokenizer, messages, think=think)
+        rows = target.model.vocab_size
+        if out := next((i for i in ids if not 0 <= i < rows), None):
+            raise UsageError(
+                f"The prompt holds the token id {out}; {target.name} has ids from 0 to {rows - 1}."
+            )
+        budget = options.max_new_tokens
+        notes: tuple[str, ...] = ()
+        limit = target.model.max_positions
+        if limit is not None and limit - len(ids) < 1:
+            raise UsageError(
+                f"The prompt has {len(ids)} tokens; {target.name} takes {limit}, the answer included."
+            )
+        if limit is not None and limit - len(ids) < budget:
+            budget = limit - len(ids)
+            notes = (
+                f"The context of {target.name} ends after {limit} tokens: {budget} are left for the answer.",
+            )
+        seed = fresh_seed() if options.seed is None else options.seed
+        return Request(
+            prompt=ids,
+            inside_thought=self._opens_thought(ids),
+            params=options.sampling(seed),
+            budget=budget,
+            options=options,
+            notes=notes,
+        )
+
+    def _plain_ids(self, prompt: Prompt, options: Options) -> list[int]:
+        if options.system is not None:
+            raise UsageError("`system` needs the chat template: leave it out with raw text or token ids.")
+        if isinstance(prompt, str):
+            return encode_raw(self._pair.target.tokenizer, prompt)
+        if any(not isinstance(item, int) for item in prompt):
+            raise UsageError("`raw` takes text or token ids, not messages.")
+        return [int(item) for item in prompt if isinstance(item, int)]
+
+    def _opens_thought(self, ids: Sequence[int]) -> bool:
+        tag = self._pair.target.tokenizer.think_start_tokens
+        if not tag:
+            return False
+        tail = self._pair.target.tokenizer.decode(list(ids[-len(tag) - 4 :]))
+        return bool(tail.rstrip().endswith(self._pair.target.tokenizer.think_start))
+
+    def _transcript(self, request: Request) -> Transcript:
+        tokenizer = self._pair.target.tokenizer
+        return Transcript(
+            tokenizer,
+            stop_ids=frozenset(self._pair.target.eos_ids),
+            max_new_tokens=request.budget,
+            stop_strings=request.options.stop_strings,
+            think_tags=(tokenizer.think_start, tokenizer.think_end) if tokenizer.has_thinking else None,
+            inside_thought=request.inside_thought,
+        )
+
+    def _stats(self, request: Request) -> Stats:
+        pair = self._pair
+        stats = Stats(
+            target=pair.target.name,
+            draft=self.draft_name,
+            dtype=str(pair.target.model.dtype).removeprefix("mlx.core."),
+            device=self._machine.device,
+            blas=self._machine.blas,
+            block_size=self._block_size,
+            seed=request.params.seed,
+            prompt_tokens=len(request.prompt),
+            load_peak_memory_gb=self._load_peak_gb,
+            weights_gb=pair.nbytes / runtime.GB,
+            notes=[*self.notes, *request.notes],
+        )
+        stats.seconds.load = self.seconds_load
+        return stats
+
+    def _run(self, request: Request) -> Iterator[Chunk]:
+        """One generation; time spent by whoever reads the chunks is not counted."""
+        pair, stats, transcript = self._pair, self._stats(request), self._transcript(request)
+        meter = Meter(enabled=request.options.profile)
+        decoder = Decoder(
+            target=pair.target.model,
+            cache=pair.target.model.make_cache(),
+            drafter=Drafter(pair.draft, pair.target.model) if pair.draft else None,
+            sampler=Sampler(request.params, request.options.logits_processors),
+            cut=transcript.cut,
+            policy=WholeBlock(),
+            max_new_tokens=request.budget,
+            block_size=self._block_size or 1,
+            prefill_chunk=_PREFILL_CHUNK[self._machine.device],
+            meter=meter,
+            ids=[],
+        )
+        runtime.reset_peak_memory()
+        since = time.perf_counter()
+        for _ in decoder.prefill(request.prompt):
+            pass
+        for index, round_ in enumerate(decoder.rounds()):
+            if index > 0:
+                stats.rounds += 1
+                stats.verified += round_.verified
+                stats.accepted += round_.accepted
+                stats.accept_lengths.append(round_.accepted)
+            stats.new_tokens += len(round_.tokens)
+            stats.finish_reason = round_.finish_reason
+            stats.peak_memory_gb = runtime.peak_memory_gb()
+            chunks = list(_chunks(transcript, round_.tokens, stats))
+            elapsed = time.perf_counter() - since
+            if index == 0:
+                stats.seconds.prefill = elapsed
+                meter.draft = meter.verify = 0.0
+            else:
+                stats.seconds.decode += elapsed
+            if meter.enabled:
+                stats.seconds.draft, stats.seconds.verify = meter.draft, meter.verify
+                stats.seconds.other = stats.seconds.decode - meter.draft - meter.verify
+            yield from chunks
+            since = time.perf_counter()
+
+    def _run_plainly(self, request: Request) -> Result:
+        """The same request through mlx-lm's `generate_step`, with our draws and our stops."""
+        stats, transcript = self._stats(request), self._transcript(request)
+        stats.draft = stats.block_size = None
+        sampler = Sampler(request.params, request.options.logits_processors)
+        runtime.reset_peak_memory()
+        since = time.perf_counter()
+        tokens = plain_tokens(
+            self._pair.target.model,
+            request.prompt,
+            max_new_tokens=request.budget,
+            draw=sampler.draw,
+            draw_whole=sampler.draw_whole,
+            prefill_chunk=_PREFILL_CHUNK[self._machine.device],
+        )
+        for token in tokens:
+            if not transcript.tokens:
+                stats.seconds.prefill, since = time.perf_counter() - since, time.perf_counter()
+            if transcript.cut([token]).finish_reason is not None:
+                break
+        stats.seconds.decode = time.perf_counter() - since
+        tokens.close()
+        stats.new_tokens = len(transcript.tokens)
+        stats.rounds = stats.new_tokens - 1
+        stats.accept_lengths = [0] * stats.rounds
+        stats.finish_reason = transcript.finish_reason
+        stats.peak_memory_gb = runtime.peak_memory_gb()
+        return Result(
+            transcript.text, transcript.thinking, tuple(transcript.tokens), transcript.finish_reason, stats
+        )
+
+    def _first_difference(
+        self, request: Request, plain: Sequence[int], drafted: Sequence[int]
+    ) -> Difference | None:
+        if plain == drafted:
+            return None
+        pairs = zip(plain, drafted, strict=False)
+        index = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(drafted)))
+        if index == min(len(plain), len(drafted)):
+            ends = [ids[index] if index < len(ids) else None for ids in (plain, drafted)]
+            return Difference(index, ends[0], ends[1], None)
+        before = mx.array([*request.prompt, *plain[:index]])
+        model = self._pair.target.model
+        logits = model.verify(before, model.make_cache(), ()).logits[-1:]
+        sampler = Sampler(request.params, request.options.logits_processors)
+        gap = sampler.gap(logits, before.shape[0], before, (plain[index], drafted[index]))
+        return Difference(index, plain[index], drafted[index], gap)
+
+
+def _check_mode(
+    mode: str, draft_model: str | Path | None, block_size: int | None, draft_bits: int | None
+) -> None:
+    if mode not in ("auto", "on", "off"):
+        raise UsageError(f"mode is {mode!r}; expected 'auto', 'on' or 'off'.")
+    given = {"draft_model": draft_model, "block_size": block_size, "draft_bits": draft_bits}
+    if mode == "off" and (useless := [name for name, value in given.items() if value is not None]):
+        raise UsageError(
+            f"mode='off' decodes without a drafter, so {useless[0]} would be ignored; leave one out."
+        )
+
+
+def _chunks(transcript: Transcript, tokens: tuple[int, ...], stats: Stats) -> Iterator[Chunk]:
+    """The pieces that a round made final; at least one chunk, so that every token is handed on."""
+    pieces = transcript.pieces() or [Piece("", "answer")]
+    for i, (text, kind) in enumerate(pieces):
+        last = i == len(pieces) - 1
+        yield Chunk(text, kind, tokens if i == 0 else (), stats.finish_reason if last else None, stats)
+
+
+def _collect(chunks: Iterable[Chunk]) -> Result:
+    parts = list(chunks)
+    texts = {kind: "".join(c.text for c in parts if c.kind == kind) for kind in ("answer", "thought")}
+    ids = tuple(token for c in parts for token in c.tokens)
+    return Result(texts["answer"], texts["thought"], ids, parts[-1].finish_reason, parts[-1].stats)
