@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import HfApi, constants, get_token, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     FileMetadataError,
@@ -72,7 +72,7 @@ def small_files(repo: str, *, role: str) -> Snapshot:
 def weights(snapshot: Snapshot) -> Path:
     """Have the weights of the same commit in the cache too, with a progress bar on a terminal; gives the folder.
 
-    An interrupted download goes on where it stopped.
+    A broken connection is taken up where it stopped; after a stop of the program, whole files are kept.
 
     Raises:
         HubError: as `small_files`.
@@ -130,12 +130,14 @@ def _sentence(repo: str, role: str, error: BaseException) -> str:
     subject = f"The {role} {repo}"
     if isinstance(error, GatedRepoError):
         return f"{subject} is gated: accept its terms at {host}/{repo}, then {LOGIN}."
-    if isinstance(error, RepositoryNotFoundError):
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    # The hub answers 401 for what is missing, private or gated alike when nobody is logged in.
+    if isinstance(error, RepositoryNotFoundError) or (status == 401 and get_token() is None):
         return f"{subject} is not on the hub ({host}), or it is private.{_near(repo, role)} If it is private, {LOGIN}."
     if isinstance(error, OfflineModeIsEnabled):
         return f"{subject} is not wholly in the cache and HF_HUB_OFFLINE is set; unset it to fetch.{_offline_pair()}"
-    if isinstance(error, HfHubHTTPError):
-        return f"{subject} could not be fetched: {_status(error.response.status_code, host)}"
+    if status is not None:
+        return f"{subject} could not be fetched: {_status(status, host)}"
     if isinstance(error, httpx.TimeoutException):
         return f"{subject} could not be fetched: {host} did not answer in time; try again.{_offline_pair()}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -143,7 +145,7 @@ def _sentence(repo: str, role: str, error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return f"{subject} cannot be written to {constants.HF_HUB_CACHE}; set HF_HOME to a folder you may write to."
     if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
-        return f"{subject} was cut off while it was fetched; run again and it goes on where it stopped."
+        return f"{subject} was cut off while it was fetched; run again, what is whole is kept."
     if isinstance(error, httpx.HTTPError | ConnectionError | LocalEntryNotFoundError):
         return f"{subject} could not be fetched: there is no connection to {host}.{_offline_pair()}"
     return f"{subject} could not be fetched ({type(error).__name__}); try again.{_offline_pair()}"
