@@ -152,8 +152,8 @@ def test_a_fault_names_both_lines_of_a_race() -> None:
             "reached by 32 of 64 threads",
         ),
         (
-            "if (i < 32) { threadgroup_barrier(mem_flags::mem_none); } else { threadgroup_barrier(mem_flags::mem_device); }"
-            " o[i] = 0;",
+            "using M = mem_flags; o[i] = 0;"
+            "if (i < 32) { threadgroup_barrier(M::mem_none); } else { threadgroup_barrier(M::mem_none); }",
             "threads wait at different barriers, race.metal:2 and race.metal:2",
         ),
         ("o[i] = simd_shuffle(x[i], ushort(32));", "shuffle from a lane index >= 32 at race.metal:2"),

@@ -24,7 +24,7 @@ from tests.metal_emulator.translate import Names, translate
 
 Mode = Literal["check", "fast"]
 
-_BODIES = Path(__file__).parents[2] / "kernels_metal"
+BODIES = Path(__file__).parents[2] / "kernels_metal"
 _THREAD_LIMIT = 1024  # a threadgroup, on every Apple GPU
 _POISON = (0xFF, 0x7B)  # what fresh memory holds, by parity of the seed: a NaN or -1; a large number
 
@@ -90,7 +90,7 @@ class EmulatedKernel:
         self._row_contiguous = ensure_row_contiguous
         self._mode, self._seed, self._strict_text = mode, seed, strict_text
         self._libraries: dict[str, Path] = {}  # by generated text
-        self._names = _file_names(name, header, source)
+        self.names = _file_names(name, header, source)
 
     def text(self, *, inputs: Sequence[Any], **call: Any) -> KernelText:
         """The text that MLX generates for this call and that the emulator compiles."""
@@ -162,10 +162,10 @@ class EmulatedKernel:
         if text.whole in self._libraries:
             return self._libraries[text.whole]
         if self._strict_text:
-            found = lint(text, self._names)
+            found = lint(text, self.names)
             if found:
                 raise KernelFault(self.name, found)
-        unit = translate(text, self._names)
+        unit = translate(text, self.names)
         if self._strict_text:
             check_syntax(unit, self.name)
         self._libraries[text.whole] = shared_object(unit, self._mode, self.name)
@@ -227,7 +227,7 @@ def _array(content: bytes, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 def _file_names(name: str, header: str, source: str) -> Names:
     """The files that header and body stand in, if they do; else names made from the kernel's."""
     header_name, body_name, body_line = f"{name}.header.metal", f"{name}.metal", 1
-    for path in sorted(_BODIES.glob("*.metal")):
+    for path in sorted(BODIES.glob("*.metal")):
         text = path.read_text()
         if header and text == header:
             header_name = path.name

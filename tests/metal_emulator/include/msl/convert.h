@@ -27,7 +27,7 @@ inline __attribute__((always_inline)) V msl_make(A... a) {
     V r = {};
     return r;
   } else if constexpr (sizeof...(A) == 1 && (M::template count<A>() + ...) == 1) {
-    V r;
+    V r = {};
     for (int i = 0; i < M::N; ++i) r[i] = (typename M::E)(a, ...);
     return r;
   } else if constexpr (sizeof...(A) == 1) {
@@ -35,7 +35,7 @@ inline __attribute__((always_inline)) V msl_make(A... a) {
     return (__builtin_convertvector(a, V), ...);
   } else {
     static_assert((M::template count<A>() + ...) == M::N, "vector constructor: component count mismatch");
-    V r;
+    V r = {};
     int i = 0;
     (M::put(r, i, a), ...);
     return r;

@@ -20,5 +20,7 @@
 #define kernel
 
 #define METAL_FUNC inline __attribute__((always_inline))
+// Where threads meet: two calls are two places, which the compiler must not make one.
+#define MSL_MEETING inline __attribute__((always_inline, convergent, nomerge))
 // Code of the emulator inside a kernel: its memory accesses are not the kernel's.
 #define MSL_UNCHECKED __attribute__((no_sanitize("thread", "undefined")))

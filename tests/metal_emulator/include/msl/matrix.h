@@ -89,7 +89,7 @@ MSL_UNCHECKED void msl_multiply_accumulate(void** operands, uint mask, uint) {
   }
 }
 template <class D, class A, class B, class C>
-METAL_FUNC void simdgroup_multiply_accumulate(thread simdgroup_matrix<D, 8, 8>& d,
+MSL_MEETING void simdgroup_multiply_accumulate(thread simdgroup_matrix<D, 8, 8>& d,
                                               const thread simdgroup_matrix<A, 8, 8>& a,
                                               const thread simdgroup_matrix<B, 8, 8>& b,
                                               const thread simdgroup_matrix<C, 8, 8>& c) {
@@ -101,7 +101,7 @@ METAL_FUNC void simdgroup_multiply_accumulate(thread simdgroup_matrix<D, 8, 8>& 
   d.elements = operand.d;
 }
 template <class D, class A, class B>
-METAL_FUNC void simdgroup_multiply(thread simdgroup_matrix<D, 8, 8>& d, const thread simdgroup_matrix<A, 8, 8>& a,
+MSL_MEETING void simdgroup_multiply(thread simdgroup_matrix<D, 8, 8>& d, const thread simdgroup_matrix<A, 8, 8>& a,
                                    const thread simdgroup_matrix<B, 8, 8>& b) {
   simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>((D)0));
 }

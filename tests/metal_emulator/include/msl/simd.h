@@ -150,7 +150,7 @@ MSL_UNCHECKED inline void msl_ballot(void** operands, uint mask, uint) {
 }
 
 template <class T>
-METAL_FUNC T msl_meet(T x, uint source, msl_resolve resolve, const char* what) {
+MSL_MEETING T msl_meet(T x, uint source, msl_resolve resolve, const char* what) {
   msl_operand<T> operand;
   operand.in = x;
   operand.source = source;
@@ -160,7 +160,7 @@ METAL_FUNC T msl_meet(T x, uint source, msl_resolve resolve, const char* what) {
 
 #define MSL_REDUCTION(name, Op)                                  \
   template <class T>                                             \
-  METAL_FUNC T simd_##name(T x) {                                \
+  MSL_MEETING T simd_##name(T x) {                                \
     return msl_meet(x, 0, &msl_reduce<T, Op<T>>, "simd_" #name); \
   }
 MSL_REDUCTION(sum, msl_sum)
@@ -174,7 +174,7 @@ MSL_REDUCTION(xor, msl_xor)
 
 #define MSL_PREFIX(name, Op, inclusive)                                            \
   template <class T>                                                               \
-  METAL_FUNC T simd_prefix_##name(T x) {                                           \
+  MSL_MEETING T simd_prefix_##name(T x) {                                           \
     return msl_meet(x, 0, &msl_prefix<T, Op<T>, inclusive>, "simd_prefix_" #name); \
   }
 MSL_PREFIX(inclusive_sum, msl_sum, true)
@@ -185,7 +185,7 @@ MSL_PREFIX(exclusive_product, msl_product, false)
 
 #define MSL_SHUFFLE(name, source_lane)                      \
   template <class T>                                        \
-  METAL_FUNC T name(T x, ushort k) {                        \
+  MSL_MEETING T name(T x, ushort k) {                        \
     const uint lane = emu_lane();                           \
     (void)lane;                                             \
     return msl_meet(x, source_lane, &msl_gather<T>, #name); \
@@ -205,32 +205,32 @@ MSL_SHUFFLE(quad_shuffle_down, (lane & 3) + k < 4 ? lane + k : msl_own_value)
 #undef MSL_SHUFFLE
 
 template <class T>
-METAL_FUNC T simd_broadcast_first(T x) {
+MSL_MEETING T simd_broadcast_first(T x) {
   return msl_meet(x, 0, &msl_from_first<T>, "simd_broadcast_first");
 }
 template <class T>
-METAL_FUNC T quad_sum(T x) {
+MSL_MEETING T quad_sum(T x) {
   x = (T)(x + quad_shuffle_xor(x, (ushort)1));
   return (T)(x + quad_shuffle_xor(x, (ushort)2));
 }
 template <class T>
-METAL_FUNC T quad_max(T x) {
+MSL_MEETING T quad_max(T x) {
   x = max(x, quad_shuffle_xor(x, (ushort)1));
   return max(x, quad_shuffle_xor(x, (ushort)2));
 }
 template <class T>
-METAL_FUNC T quad_min(T x) {
+MSL_MEETING T quad_min(T x) {
   x = min(x, quad_shuffle_xor(x, (ushort)1));
   return min(x, quad_shuffle_xor(x, (ushort)2));
 }
 template <class T>
-METAL_FUNC T simd_shuffle_and_fill_up(T x, T fill, ushort k) {
+MSL_MEETING T simd_shuffle_and_fill_up(T x, T fill, ushort k) {
   T shifted = simd_shuffle_up(x, k);
   T filled = simd_shuffle(fill, (ushort)((32 + emu_lane() - k) & 31));
   return emu_lane() >= k ? shifted : filled;
 }
 template <class T>
-METAL_FUNC T simd_shuffle_and_fill_down(T x, T fill, ushort k) {
+MSL_MEETING T simd_shuffle_and_fill_down(T x, T fill, ushort k) {
   T shifted = simd_shuffle_down(x, k);
   T filled = simd_shuffle(fill, (ushort)((emu_lane() + k) & 31));
   return emu_lane() + k < 32 ? shifted : filled;
@@ -245,14 +245,14 @@ struct simd_vote {
   constexpr bool all() const { return votes == active; }
   constexpr bool any() const { return votes != 0; }
 };
-METAL_FUNC simd_vote simd_ballot(bool vote) {
+MSL_MEETING simd_vote simd_ballot(bool vote) {
   msl_operand<ulong> operand;
   operand.in = vote;
   emu_simd(&operand, &msl_ballot, "simd_ballot");
   return simd_vote(operand.out, operand.source);
 }
-METAL_FUNC bool simd_any(bool vote) { return simd_ballot(vote).any(); }
-METAL_FUNC bool simd_all(bool vote) { return simd_ballot(vote).all(); }
-METAL_FUNC simd_vote simd_active_threads_mask() { return simd_ballot(true); }
-METAL_FUNC bool simd_is_first() { return (uint)__builtin_ctzl(simd_ballot(true).votes) == emu_lane(); }
+MSL_MEETING bool simd_any(bool vote) { return simd_ballot(vote).any(); }
+MSL_MEETING bool simd_all(bool vote) { return simd_ballot(vote).all(); }
+MSL_MEETING simd_vote simd_active_threads_mask() { return simd_ballot(true); }
+MSL_MEETING bool simd_is_first() { return (uint)__builtin_ctzl(simd_ballot(true).votes) == emu_lane(); }
 }  // namespace metal

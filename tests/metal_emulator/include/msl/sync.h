@@ -20,8 +20,8 @@ enum class mem_flags : uint {
   mem_threadgroup_imageblock = 8
 };
 constexpr mem_flags operator|(mem_flags a, mem_flags b) { return (mem_flags)((uint)a | (uint)b); }
-METAL_FUNC void threadgroup_barrier(mem_flags flags) { emu_barrier(1, (uint)flags); }
-METAL_FUNC void simdgroup_barrier(mem_flags flags) { emu_barrier(0, (uint)flags); }
+MSL_MEETING void threadgroup_barrier(mem_flags flags) { emu_barrier(1, (uint)flags); }
+MSL_MEETING void simdgroup_barrier(mem_flags flags) { emu_barrier(0, (uint)flags); }
 
 typedef enum memory_order { memory_order_relaxed = 0 } memory_order;
 template <class T>
