@@ -308,7 +308,7 @@ def test_random_weights_are_those_of_their_seed_and_spread_about_zero():
 def test_every_plan_keeps_the_limits_of_a_threadgroup(rows, columns, bits):
     for depth in (32, 512, 4096, 17408):
         cut = plan(rows, columns, depth, bits)
-        assert 8 * cut.row_tiles >= rows and cut.threads == 128
+        assert 8 * cut.row_tiles >= rows and cut.threads in (128, 256)
         assert (
             4 * cut.slices * 8 * cut.row_tiles * cut.width <= 16 << 10
         )  # two threadgroups fit a core's 32 KiB

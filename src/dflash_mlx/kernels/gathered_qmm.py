@@ -77,10 +77,12 @@ def gathered_qmm_kernel(
 ) -> mx.array:
     """`gathered_qmm_reference` by the Metal kernel; the caller has asked `supports`.
 
-    `rows_per_expert`, at most 32, sets how many rows share one reading; more rows read the weight again.
+    Room for `rows_per_expert` rows to a tile would be padding for the most part where experts are many; a tile
+    has room for twice the average, at least eight, and an expert with more rows reads its weight again.
     """
     assert weight.biases is not None
-    shared = max(1, min(rows_per_expert, len(x), MAX_ROWS))
+    average = -(-len(x) // len(weight.words))
+    shared = min(rows_per_expert, len(x), MAX_ROWS, max(8, 2 * average))
     inputs = [x, experts, weight.words, weight.scales, weight.biases]
     return launch(GATHERED, inputs, x, weight, shared_rows=shared, factory=factory)
 

@@ -17,6 +17,7 @@ BOUNDS = {mx.float32: 1e-4, mx.float16: 1e-3, mx.bfloat16: 8e-3}
 
 _SHORT = {mx.float32: "f32", mx.float16: "f16", mx.bfloat16: "bf16"}
 _ROW_BANDS = ((1, 1), (2, 3), (4, 5), (6, 8), (9, 12), (13, 16), (17, 24), (25, MAX_ROWS))
+_PARTIAL_BYTES = 16 << 10
 _SIMD_GROUPS_WANTED = 1024  # some twenty for each core of a large GPU, so that enough loads are in flight
 
 
@@ -86,15 +87,18 @@ def plan(rows: int, columns: int, depth: int, bits: int) -> Plan:
     """Cut a product of `rows` x `depth` by `depth` x `columns`.
 
     Four column tiles halve the loads of activations; narrow weights have too few columns for that. Slices
-    of the depth give a narrow weight enough SIMD-groups, as long as each still has four turns of work.
+    of the depth give a narrow weight enough SIMD-groups, as long as each still has four turns of work and the
+    partial sums leave room for a second threadgroup on a core.
     """
+    row_tiles = -(-rows // 8)
     column_tiles = 4 if columns >= 2048 else 2 if columns >= 256 else 1
     strips = -(-columns // (8 * column_tiles))
     turns = -(-depth // (512 // bits))
+    most = min(8, _PARTIAL_BYTES // (4 * 8 * row_tiles * 8 * column_tiles))
     slices = 1
-    while slices < 4 and strips * slices < _SIMD_GROUPS_WANTED and slices * 8 <= turns:
+    while 2 * slices <= most and strips * slices < _SIMD_GROUPS_WANTED and slices * 8 <= turns:
         slices *= 2
-    return Plan(-(-rows // 8), column_tiles, slices, 4 // slices)
+    return Plan(row_tiles, column_tiles, slices, max(1, 4 // slices))
 
 
 def launch(

@@ -51,7 +51,8 @@ def rows_qmm_kernel(x: mx.array, weight: Quantised, *, factory: Factory | None =
     rows = x.reshape(-1, x.shape[-1])
     assert weight.biases is not None
     inputs = [rows, weight.words, weight.scales, weight.biases]
-    return launch(ROWS, inputs, rows, weight, shared_rows=len(rows), factory=factory).reshape(*x.shape[:-1], weight.columns)
+    y = launch(ROWS, inputs, rows, weight, shared_rows=len(rows), factory=factory)
+    return y.reshape(*x.shape[:-1], weight.columns)
 
 
 def rows_qmm(x: mx.array, weight: Quantised, *, choices: Choices = NO_KERNELS) -> mx.array:
