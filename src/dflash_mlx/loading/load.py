@@ -13,9 +13,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from dflash_mlx.drafter import DraftConfig, DraftNetwork, check_bits
-from dflash_mlx.errors import PairError, UsageError
+from dflash_mlx.errors import LoadError, PairError, UsageError
 from dflash_mlx.loading import pair
-from dflash_mlx.loading.checkpoint import FolderCheckpoint, open_target
+from dflash_mlx.loading.checkpoint import Checkpoint, FolderCheckpoint, open_target
 from dflash_mlx.loading.names import Source, find_draft, find_target
 from dflash_mlx.loading.registry import GB, KnownPair
 from dflash_mlx.runtime import Machine
@@ -64,7 +64,8 @@ def load_pair(
             machine's default pair.
         draft_model: local folder, hub id or alias; None looks it up among the known pairs.
         machine: where it will run.
-        mode: "auto" drafts where a drafter is known, "on" insists on one, "off" loads none.
+        mode: "auto" drafts where a drafter is known and, when one that nobody named cannot be had, decodes plainly
+            and says why in a note; "on" insists on a drafter; "off" loads none.
         draft_bits: 4 or 8 quantises the drafter's matrices at load.
         dtype: "float32", "bfloat16" or "float16" for both models; None takes the machine's default.
 
@@ -75,56 +76,87 @@ def load_pair(
     check_bits(draft_bits)
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}.")
+    if target_model is None and draft_model is not None:
+        raise UsageError(f"draft_model is {str(draft_model)!r} without a target_model; give both or neither.")
     notes: list[str] = []
-    loaded = target_model if isinstance(target_model, LoadedTarget) else None
-    if isinstance(target_model, LoadedTarget):
-        if dtype is not None and target_model.model.dtype != DTYPES[dtype]:
-            raise UsageError(
-                f"dtype is {dtype!r}, but the shared target {target_model.name} has {target_model.model.dtype}."
-            )
-        source, known = Source(target_model.name), target_model.known
-    else:
-        if target_model is None and draft_model is not None:
-            raise UsageError(
-                f"draft_model is {str(draft_model)!r} without a target_model; give both or neither."
-            )
-        on_gpu, memory = machine.device == "gpu", int(machine.memory_gb * GB)
-        source, known = find_target(target_model, gpu=on_gpu, memory_bytes=memory, notes=notes)
-    draft_source = None
+    target = _found_target(target_model, machine, notes)
+    draft, row = None, target.known
     if mode != "off":
-        draft_source, known = find_draft(draft_model, source, known, insist=mode == "on", notes=notes)
-    if draft_source and draft_source.place == source.place:
+        draft, row = _found_draft(draft_model, target, mode, notes)
+    loaded = target.loaded or _load(target, machine.default_dtype if dtype is None else DTYPES[dtype])
+    if dtype is not None and loaded.model.dtype != DTYPES[dtype]:
+        raise UsageError(f"dtype is {dtype!r}, but the shared target {loaded.name} has {loaded.model.dtype}.")
+    network = draft.draft(bits=draft_bits, dtype=DTYPES[dtype] if dtype else None) if draft else None
+    nbytes = loaded.model.nbytes + (_nbytes(network) if network else 0)
+    return LoadedPair(loaded, network, row.thinking if row else None, tuple(notes), nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A target whose config was checked; its weights are loaded already or wait in `checkpoint`."""
+
+    source: Source
+    known: KnownPair | None
+    shape: pair.TargetShape
+    tokenizer: TokenizerWrapper
+    checkpoint: Checkpoint | None
+    loaded: LoadedTarget | None
+
+
+def _found_target(given: str | Path | LoadedTarget | None, machine: Machine, notes: list[str]) -> _Target:
+    if isinstance(given, LoadedTarget):
+        source, shape = Source(given.name), pair.shape_of(given.model)
+        return _Target(source, given.known, shape, given.tokenizer, None, given)
+    on_gpu, memory = machine.device == "gpu", int(machine.memory_gb * GB)
+    source, known = find_target(given, gpu=on_gpu, memory_bytes=memory, notes=notes)
+    checkpoint = open_target(source)
+    shape = pair.check_target(checkpoint.config, name=checkpoint.name)
+    return _Target(source, known, shape, checkpoint.tokenizer(), checkpoint, None)
+
+
+def _found_draft(
+    given: str | Path | None, target: _Target, mode: Mode, notes: list[str]
+) -> tuple[FolderCheckpoint | None, KnownPair | None]:
+    """The drafter, checked against the target, and the row that holds both."""
+    source, row = find_draft(given, target.source, target.known, insist=mode == "on", notes=notes)
+    if source is None:
+        return None, None
+    if source.place == target.source.place:
         raise PairError(
             f"Target and drafter are both {source.name}; give a target and the drafter made for it."
         )
+    try:
+        return _checked_draft(source, target), row
+    except LoadError as error:
+        if given is not None or mode == "on":
+            raise
+        notes.append(f"Decoding plainly, without a drafter. {error}")
+        return None, row
 
-    checkpoint = None if loaded else open_target(source)
-    draft = FolderCheckpoint(draft_source, "drafter") if draft_source else None
-    if checkpoint is None:
-        assert loaded is not None
-        words, shape = loaded.tokenizer, pair.shape_of(loaded.model)
-    else:
-        shape = pair.check_target(checkpoint.config, name=checkpoint.name)
-        words = checkpoint.tokenizer()
-    if draft:
-        config = DraftConfig.from_dict(draft.config, name=draft.name)
-        pair.check_pair(shape, config, draft_name=draft.name, tokens=len(words))
-        if draft.has_tokenizer():
-            theirs = draft.tokenizer().get_vocab()
-            pair.check_same_tokens(words.get_vocab(), theirs, target_name=shape.name, draft_name=draft.name)
 
-    if checkpoint:
-        checkpoint.check()
-    if draft:
-        draft.check()
-    if checkpoint:
-        model = checkpoint.target(dtype=machine.default_dtype if dtype is None else DTYPES[dtype])
-        eos = tuple(sorted(words.eos_token_ids))
-        loaded = LoadedTarget(model, words, eos, checkpoint.generation_config, checkpoint.name, known)
-    assert loaded is not None
-    network = draft.draft(bits=draft_bits, dtype=DTYPES[dtype] if dtype else None) if draft else None
-    nbytes = loaded.model.nbytes + (_nbytes(network) if network else 0)
-    return LoadedPair(loaded, network, known.thinking if known else None, tuple(notes), nbytes)
+def _checked_draft(source: Source, target: _Target) -> FolderCheckpoint:
+    draft = FolderCheckpoint(source, "drafter")
+    config = DraftConfig.from_dict(draft.config, name=draft.name)
+    words = target.tokenizer
+    pair.check_pair(target.shape, config, draft_name=draft.name, tokens=len(words))
+    if draft.has_tokenizer():
+        pair.check_same_tokens(
+            words.get_vocab(),
+            draft.tokenizer().get_vocab(),
+            target_name=target.shape.name,
+            draft_name=draft.name,
+        )
+    draft.check()
+    return draft
+
+
+def _load(target: _Target, dtype: mx.Dtype | None) -> LoadedTarget:
+    checkpoint, words = target.checkpoint, target.tokenizer
+    assert checkpoint is not None, "a target that is not loaded has a checkpoint"
+    checkpoint.check()
+    model = checkpoint.target(dtype=dtype)
+    eos = tuple(sorted(words.eos_token_ids))
+    return LoadedTarget(model, words, eos, checkpoint.generation_config, checkpoint.name, target.known)
 
 
 def _nbytes(network: DraftNetwork) -> int:

