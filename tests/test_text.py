@@ -397,6 +397,26 @@ def test_a_tag_token_spelled_by_other_tokens_is_text():
     assert got[:2] == ("say </think> or <think>", "")
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 16])
+def test_tags_of_special_tokens_and_text(size):
+    """Gemma opens a thought by a special token and a word, and closes it by a special token."""
+    tok = build_bpe(SAMPLES, extra_special_tokens=["<|channel>", "<channel|>"])
+    tags = ("<|channel>thought", "<channel|>")
+    text = "a<|channel>thought\nhm the<channel|>\n\nb <|channel>thirst<|channel>"
+    tokens = tok.encode(text, add_special_tokens=False)
+    options = {"think_tags": tags, "stop_ids": set()}
+    assert stream(tok, tokens, (size,), **options) == ("ab thirst", "hm the", len(tokens), None)
+    shown = stream(tok, tokens, (size,), keep_special=True, **options)
+    assert (shown.answer, shown.thought) == ("ab <|channel>thirst<|channel>", "hm the")
+
+
+def test_a_tag_that_the_vocabulary_lacks_is_not_the_unknown_token():
+    tok = build_bpe(SAMPLES, unk_token="<|bos|>")
+    assert tok.convert_tokens_to_ids(PLAIN_TAGS[0]) == tok.bos_token_id
+    tokens = tok.encode("<reason>a<|bos|></reason>b", add_special_tokens=False)
+    assert stream(tok, tokens, think_tags=PLAIN_TAGS)[:2] == ("b", "a")
+
+
 def test_tags_that_change_nothing_are_no_text():
     tok = tokenizer("bytes")
     got = stream(tok, tok.encode("<think>a<think>\nb</think>\nc</think>\nd"), think_tags=TAGS)

@@ -20,6 +20,7 @@ BYTES_OF_CHARACTER = 4  # the most that UTF-8 has
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 REPLACEMENT = "\ufffd"
+FIRST_SURROGATE = 0xD800
 
 
 class AddedToken(Protocol):
@@ -127,10 +128,12 @@ class Transcript:
         self._stop_ids = stop_ids
         self._max_new_tokens = max_new_tokens
         self._stop_strings = tuple(stop_strings)
-        self._tag_ids, self._tag_texts = _sort_tags(tokenizer, think_tags)
-        hidden: Set[int] = frozenset() if keep_special else _special_ids(tokenizer)
+        marks, self._tags = _mark_tags(tokenizer, think_tags)
+        names = {mark: tokenizer.convert_ids_to_tokens(token) for token, mark in marks.items()}
+        self._lone_marks = str.maketrans(names if keep_special else dict.fromkeys(names))
         self._silent_stop = not keep_special
-        self._detokenizer = _Detokenizer(tokenizer, hidden)
+        hidden: Set[int] = frozenset() if keep_special else _special_ids(tokenizer)
+        self._detokenizer = _Detokenizer(tokenizer, hidden=hidden, marks=marks)
         self._kind: ChunkKind = "thought" if inside_thought else "answer"
         self._after_tag = inside_thought
         self._held = ""  # settled, but perhaps the beginning of a stop string or a tag
@@ -173,14 +176,9 @@ class Transcript:
     def _take(self, token: int) -> None:
         self.tokens.append(token)
         stops = token in self._stop_ids
-        if stops and self._silent_stop:
-            pass
-        elif token in self._tag_ids and not stops:
-            self._turn(token)
-        elif self._read(token):
+        if not (stops and self._silent_stop) and self._read(token):
             self._ended, self.finish_reason = True, "stop"
-            return
-        if stops:
+        elif stops:
             self._end("stop")
         elif len(self.tokens) == self._max_new_tokens:
             self._end("length")
@@ -193,20 +191,11 @@ class Transcript:
             self._accept(scan)
         return scan.stopped
 
-    def _turn(self, tag: int) -> None:
-        """Begin the kind that a one-token tag opens."""
-        self._release_all(self._detokenizer.turn(tag))
-        self._kind, self._after_tag = self._tag_ids[tag], True
-
     def _end(self, reason: FinishReason | None) -> None:
-        self._release_all(self._detokenizer.flush())
-        self._ended, self.finish_reason = True, reason
-
-    def _release_all(self, text: str) -> None:
-        """Nothing that is held back can still become something else, nor can `text` after it."""
-        self._accept(self._scan(self._held + text))
+        """Release all, as nothing that is held back can still become something else."""
+        self._accept(self._scan(self._held + self._detokenizer.flush()))
         self._release(self._held, self._kind)
-        self._held = ""
+        self._held, self._ended, self.finish_reason = "", True, reason
 
     def _scan(self, text: str) -> "_Scan":
         """Take text of unknown fate apart; changes nothing, as the text may not be settled yet."""
@@ -216,14 +205,14 @@ class Transcript:
             if after_tag:
                 text = text.lstrip("\n")
                 after_tag = not text
-            needles = [*self._tag_texts, *(self._stop_strings if kind == "answer" else ())]
+            needles = [*self._tags, *(self._stop_strings if kind == "answer" else ())]
             match = _first_match(text, needles)
             if match is None:
                 break
             pieces.append(Piece(text[: match.start], kind))
-            if match.needle not in self._tag_texts:
+            if match.needle not in self._tags:
                 return _Scan(pieces, "", kind, after_tag, stopped=True)
-            kind, text, after_tag = self._tag_texts[match.needle], text[match.end :], True
+            kind, text, after_tag = self._tags[match.needle], text[match.end :], True
         held = _unfinished(text, needles)
         pieces.append(Piece(text[: len(text) - held], kind))
         return _Scan(pieces, text[len(text) - held :], kind, after_tag, stopped=False)
@@ -234,6 +223,7 @@ class Transcript:
         self._held, self._kind, self._after_tag = scan.held, scan.kind, scan.after_tag
 
     def _release(self, text: str, kind: ChunkKind) -> None:
+        text = text.translate(self._lone_marks)
         if not text:
             return
         self._final[kind].append(text)
@@ -278,20 +268,28 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset([*tokenizer.all_special_ids, *added])
 
 
-def _sort_tags(
+def _mark_tags(
     tokenizer: Tokenizer, tags: tuple[str, str] | None
-) -> tuple[dict[int, ChunkKind], dict[str, ChunkKind]]:
-    """The tags that are tokens by id, the others by text, each with the kind that follows it."""
-    ids: dict[int, ChunkKind] = {}
-    texts: dict[str, ChunkKind] = {}
+) -> tuple[dict[int, str], dict[str, ChunkKind]]:
+    """A mark for each token that must be known by its id, and the tags written with marks, by what follows.
+
+    That is a tag of one token, and special ones within a longer tag (as in "<|channel>thought"), which are
+    no text otherwise. Marks are lone surrogates, which no decoder makes.
+    """
+    marks: dict[int, str] = {}
+    marked: dict[str, ChunkKind] = {}
     kinds: tuple[ChunkKind, ChunkKind] = ("thought", "answer")
     for tag, kind in zip(tags or (), kinds, strict=False):
-        token = tokenizer.convert_tokens_to_ids(tag)
-        if token is not None and tokenizer.convert_ids_to_tokens(token) == tag:
-            ids[token] = kind
+        whole = tokenizer.convert_tokens_to_ids(tag)
+        if whole is not None and tokenizer.convert_ids_to_tokens(whole) == tag:
+            names = {whole: tag}
         else:
-            texts[tag] = kind
-    return ids, texts
+            names = {i: tokenizer.convert_ids_to_tokens(i) or "" for i in _special_ids(tokenizer)}
+        for token, name in sorted(names.items(), key=lambda item: -len(item[1])):
+            if name and name in tag:
+                tag = tag.replace(name, marks.setdefault(token, chr(FIRST_SURROGATE + len(marks))))
+        marked[tag] = kind
+    return marks, marked
 
 
 class _Detokenizer:
@@ -299,12 +297,14 @@ class _Detokenizer:
 
     New ids (`open`) are decoded behind a few older ones (`anchor`), whose text is cut off again: a decoder
     that drops the first space or joins bytes then sees what it would see in the whole. Ids that are no text
-    (`hidden`, or without a token) stay out, as an anchor without text would be no left side at all.
+    (`hidden`, or without a token) stay out, as an anchor without text would be no left side at all. An id of
+    `marks` is no text either: its mark stands in its place, and characters do not reach across it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, hidden: Set[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, hidden: Set[int], marks: Mapping[int, str]) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden
+        self._marks = marks
         self._anchor: list[int] = []
         self._anchor_text = ""
         self._open: list[int] = []
@@ -312,6 +312,10 @@ class _Detokenizer:
 
     def push(self, token: int) -> tuple[str, bool]:
         """The text after the last settled one, and whether it is settled now; if not, it may yet change."""
+        if token in self._marks:
+            text = self.flush() + self._marks[token]
+            self._anchor, self._anchor_text = [token], self._decode([token])
+            return text, True
         name = self._tokenizer.convert_ids_to_tokens(token)
         if name is None or token in self._hidden:
             return self._open_text, False
@@ -330,12 +334,6 @@ class _Detokenizer:
         """The text after the last settled one, taken as it stands."""
         text = self._open_text
         self._settle(inside_run=False)
-        return text
-
-    def turn(self, tag: int) -> str:
-        """`flush`, then let `tag` be the left side of what follows, without a text of its own."""
-        text = self.flush()
-        self._anchor, self._anchor_text = [tag], self._decode([tag])
         return text
 
     def _settle(self, *, inside_run: bool) -> None:
