@@ -11,10 +11,19 @@ them can stand where a loaded tokenizer stands, or be put into mlx-lm's `Tokeniz
                        valid; the first space of the whole text is dropped. Like SentencePiece in Llama 2.
 `build_bpe`            a real byte-level BPE inside `PreTrainedTokenizerFast`, with a chat template.
 `build_fallback`       a real BPE with byte fallback and the decoder of Llama 2, over the same ids as
-                       `FallbackTokenizer`, so that the fake can be held against it.
+                       `FallbackTokenizer`, so that the fake can be held against it. It has no merges: it
+                       decodes every piece, but encodes letter by letter.
 
 All have the specials `SPECIALS` (never text), the think tags `TAGS` (added, but not special, as in Qwen3)
 and end with `<|end|>`. The fakes count the ids they were asked to decode in `.decoded_ids`.
+
+    tok = ByteTokenizer()                    # 261 ids: bytes 0..255, then SPECIALS, then TAGS
+    tok.encode("hi<|end|>")                  # [104, 105, 258]; specials and tags in a text become their ids
+    ByteTokenizer([b" the"])                 # 262 ids; " the" is id 256, and encode takes the longest match
+    ByteTokenizer(specials_first=True)       # <|end|> is id 2: shows constants that should not be there
+    tok.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+
+Give a tiny model `len(tok)` rows, or more: rows without a token decode to nothing, as padded ones do.
 """
 
 import re
