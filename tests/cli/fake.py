@@ -18,19 +18,23 @@ class FakeGenerator:
     block_size: int | None = None
     draft_bits: int | None = None
     dtype: str | None = None
-    on_note: object = None
     calls: list = field(default_factory=list)  # (prompt, options) of every stream
     closed: bool = False
 
     target_name = "fake-target"
     draft_name = "fake-draft"
-    generation_defaults = {"temperature": 0.6, "top_p": 0.95, "top_k": None}
+    generation_defaults = {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": None,
+        "do_sample": True,
+        "eos_token_id": 2,
+    }
 
     def __post_init__(self):
         if self.target_model == "missing":
             raise HubError("The target missing could not be fetched; try another name.")
-        if self.on_note:
-            self.on_note(f"loading {self.target_model or 'the default pair'}")
+        self.notes = (f"made of {self.target_model or 'the default pair'}",)
 
     def __enter__(self):
         return self
@@ -82,6 +86,12 @@ class FakeGenerator:
                 yield from [
                     ("answer", "[bold]a[/bold] :smile: "),
                     ("answer", "[/nothing] \\[x] é 漢 \U0001f600"),
+                ]
+            case "steer":
+                yield from [
+                    ("thought", "hmm "),
+                    ("thought", "[b]\x1b[31mso"),
+                    ("answer", "a\x1b[31mred\x07\rb"),
                 ]
             case "escape":
                 yield "answer", "a\x1b[31mred\x07\rb"

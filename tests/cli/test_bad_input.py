@@ -78,6 +78,13 @@ def test_the_sentence_names_the_option_the_value_and_what_was_expected(console):
     assert "--prompt" in console("Write a quicksort.").stderr
 
 
+def test_json_has_no_meaning_in_the_chat_that_a_terminal_opens(console, monkeypatch):
+    monkeypatch.setattr("dflash_mlx.cli.prompt.stdin_is_terminal", lambda: True)
+    result = console("--json")
+    assert (result.exit_code, result.stdout, console.made) == (2, "", [])
+    assert result.stderr == "error: --json has no meaning in a chat; it goes with a prompt.\n"
+
+
 def test_a_pipe_that_is_no_text_is_refused(console):
     result = console(stdin=b"caf\xe9")
     assert (result.exit_code, result.stdout, console.made) == (2, "", [])

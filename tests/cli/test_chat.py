@@ -1,6 +1,7 @@
 import json
 
 from dflash_mlx.cli.app import app
+from tests.cli.fake import FakeGenerator
 
 
 def messages(result):
@@ -72,6 +73,12 @@ def test_unset_draws_are_the_models_own(console):
 def test_set_draws_come_before_the_models_own(console):
     console.chat("--temperature", "0.3", "--top-k", "5", stdin=b"hi\n")
     assert console.generator.calls[0][1] == {"temperature": 0.3, "top_p": 0.95, "top_k": 5}
+
+
+def test_a_config_that_does_not_sample_gives_no_draws(console, monkeypatch):
+    monkeypatch.setitem(FakeGenerator.generation_defaults, "do_sample", False)
+    console.chat(stdin=b"hi\n")
+    assert console.generator.calls[0][1] == {}
 
 
 def test_temperature_0_takes_no_cuts(console):

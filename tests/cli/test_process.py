@@ -37,7 +37,7 @@ def test_a_closed_pipe_is_quiet():
     program.stdout.close()
     errors = program.stderr.read().decode()
     assert program.wait(30) == 141
-    assert errors == "loading the default pair\n"
+    assert errors == "made of the default pair\n"
 
 
 def test_an_interrupted_answer_keeps_its_text_and_exits_130():
@@ -46,7 +46,7 @@ def test_an_interrupted_answer_keeps_its_text_and_exits_130():
     program.send_signal(signal.SIGINT)
     rest, errors = program.communicate(timeout=30)
     assert program.returncode == 130
-    assert rest.endswith(b"\n") and errors == b"loading the default pair\n"
+    assert rest.endswith(b"\n") and errors == b"made of the default pair\n"
 
 
 def test_a_piped_answer_arrives_piece_by_piece():

@@ -94,7 +94,7 @@ def _generate(view: View, options: Options, factory: Factory) -> int:
         return _chat(view, for_chat(options), factory)
     if sentence := without_effect(options, options.temperature or 0):
         view.note(sentence)
-    with factory(**options.model(), on_note=view.note) as generator:
+    with _open(view, options, factory) as generator:
         if options.compare:
             _compare(view, generator, prompt, options)
         elif options.json:
@@ -102,6 +102,13 @@ def _generate(view: View, options: Options, factory: Factory) -> int:
         else:
             _stream(view, generator, prompt, options)
     return 0
+
+
+def _open(view: View, options: ChatOptions, factory: Factory) -> DFlashGenerator:
+    generator = factory(**options.model())
+    for note in generator.notes:
+        view.note(note)
+    return generator
 
 
 def _stream(view: View, generator: DFlashGenerator, prompt: str, options: Options) -> None:
@@ -143,7 +150,7 @@ def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
     from dflash_mlx.cli.lines import reader
 
     person = stdin_is_terminal()
-    with factory(**options.model(), on_note=view.note) as generator:
+    with _open(view, options, factory) as generator:
         conversation = Chat(generator, view, options, stays=person)
         if person:
             conversation.greet()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from dflash_mlx.errors import DFlashError
 
 if TYPE_CHECKING:  # the generator loads MLX
     from dflash_mlx.generator import DFlashGenerator
+
+_DRAWS = ("temperature", "top_p", "top_k")  # what a generation config says of them
 
 _HELP = """\
 /help   this list
@@ -51,8 +53,7 @@ class Chat:
 
     def greet(self) -> None:
         """Say who answers, how, and how to leave."""
-        shown = ("temperature", "top_p", "top_k")
-        draws = [f"{name} {self._options[name]:g}" for name in shown if name in self._options]
+        draws = [f"{name} {self._options[name]:g}" for name in _DRAWS if name in self._options]
         drafter = self._generator.draft_name
         self._view.say(
             " · ".join(
@@ -128,12 +129,16 @@ class Chat:
             self._view.figures(stats)
 
 
-def _with_defaults(options: ChatOptions, defaults: dict[str, Any]) -> dict[str, Any]:
-    """What to ask of the generator; a temperature of 0 takes none of the model's own cuts."""
+def _with_defaults(options: ChatOptions, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What to ask of the generator: the given options over the draws of the model's generation config.
+
+    A given temperature of 0, or a config that says not to sample, takes none of the model's own.
+    """
     given = options.answer()
-    if given.get("temperature") == 0:
+    if given.get("temperature") == 0 or config.get("do_sample") is False:
         return given
-    return {name: value for name, value in defaults.items() if value is not None} | given
+    own = {name: config[name] for name in _DRAWS if config.get(name) is not None}
+    return own | given
 
 
 @contextmanager
