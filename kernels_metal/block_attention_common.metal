@@ -3,6 +3,9 @@
 #include <metal_simdgroup>
 #include <metal_simdgroup_matrix>
 
+// what is indexed by the loop stays in registers only when the loop is gone
+#define UNROLL _Pragma("clang loop unroll(full)")
+
 constant constexpr int FULL = 0;       // a row sees the whole block
 constant constexpr int CAUSAL = 1;     // a row sees the block up to itself
 constant constexpr int ANCESTORS = 2;  // a row sees the block rows of its bit mask, and itself

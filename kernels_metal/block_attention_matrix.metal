@@ -35,12 +35,14 @@
 
   simdgroup_matrix<T, 8, 8> qf[ND];
   const ulong q_row = ulong(kv_head * G + (real ? row / S : 0)) * q_strides[1] + ulong(block_row) * q_strides[2];
+  UNROLL
   for (int i = 0; i < ND; i++) {
     const int d = i * 8 + fragment_column;
     qf[i].thread_elements()[0] = real ? q[q_row + d * q_strides[3]] : T(0);
     qf[i].thread_elements()[1] = real ? q[q_row + (d + 1) * q_strides[3]] : T(0);
   }
   simdgroup_matrix<float, 8, 8> of[ND];
+  UNROLL
   for (int i = 0; i < ND; i++) {
     of[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
@@ -78,8 +80,10 @@
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     simdgroup_matrix<float, 8, 8> sf[NK];
+    UNROLL
     for (int n = 0; n < NK; n++) {
       sf[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      UNROLL
       for (int i = 0; i < ND; i++) {
         simdgroup_matrix<T, 8, 8> kf;
         simdgroup_load(kf, k_tile + n * 8 * LD + i * 8, LD, ulong2(0, 0), true);
@@ -89,7 +93,9 @@
 
     float score[NK][2];
     float tile_best = Limits<float>::finite_min;
+    UNROLL
     for (int n = 0; n < NK; n++) {
+      UNROLL
       for (int e = 0; e < 2; e++) {
         const bool seen = sees(sight, key0 + n * 8 + fragment_column + e, context, total);
         score[n][e] = seen ? sf[n].thread_elements()[e] * scale : Limits<float>::finite_min;
@@ -105,7 +111,9 @@
 
     float tile_sum = 0;
     simdgroup_matrix<T, 8, 8> pf[NK];
+    UNROLL
     for (int n = 0; n < NK; n++) {
+      UNROLL
       for (int e = 0; e < 2; e++) {
         // where nothing is seen yet, best is finite_min too: the weight must be 0, not exp2(0)
         const float p = score[n][e] > Limits<float>::finite_min ? fast::exp2(score[n][e] - best) : 0.0f;
@@ -117,9 +125,11 @@
     tile_sum += simd_shuffle_xor(tile_sum, ushort(8));
     sum = sum * factor + tile_sum;
 
+    UNROLL
     for (int i = 0; i < ND; i++) {
       of[i].thread_elements()[0] *= factor;
       of[i].thread_elements()[1] *= factor;
+      UNROLL
       for (int n = 0; n < NK; n++) {
         simdgroup_matrix<T, 8, 8> vf;
         simdgroup_load(vf, v_tile + n * 8 * LD + i * 8, LD);
@@ -131,7 +141,9 @@
   if (real) {
     const int out = (kv_head * rows + row) * splits + split;
     const float share_of_one = sum > 0 ? 1.0f / sum : 0.0f;
+    UNROLL
     for (int i = 0; i < ND; i++) {
+      UNROLL
       for (int e = 0; e < 2; e++) {
         o_part[out * D + i * 8 + fragment_column + e] = T(of[i].thread_elements()[e] * share_of_one);
       }

@@ -11,6 +11,7 @@
     best = max(best, stats[(row * splits + s) * 2]);
   }
   float o[PER];
+  UNROLL
   for (int i = 0; i < PER; i++) {
     o[i] = 0;
   }
@@ -19,6 +20,7 @@
     const int part = row * splits + s;
     const float weight = stats[part * 2 + 1] * fast::exp2(stats[part * 2] - best);
     sum += weight;
+    UNROLL
     for (int i = 0; i < PER; i++) {
       const int d = i * 32 + lane;
       if (d < D) {
@@ -26,6 +28,7 @@
       }
     }
   }
+  UNROLL
   for (int i = 0; i < PER; i++) {
     const int d = i * 32 + lane;
     if (d < D) {

@@ -29,6 +29,7 @@
   float best[RB];
   float sum[RB];
   Sight sight[RB];
+  UNROLL
   for (int r = 0; r < RB; r++) {
     const int row = min(row0 + r, rows - 1);  // rows past the last repeat it and are not written
     const int block_row = row % S;
@@ -37,6 +38,7 @@
     best[r] = Limits<float>::finite_min;
     sum[r] = 0;
     const device T* q_row = q + ulong(kv_head * G + row / S) * q_strides[1] + ulong(block_row) * q_strides[2];
+    UNROLL
     for (int c = 0; c < CH; c++) {
       const int d = (c * 32 + lane) * 4;
       query[r][c] = wide(q_row, d, int(q_strides[3]), D);
@@ -61,16 +63,19 @@
     const int v_step = int(injected ? context_v_strides[3] : block_v_strides[3]);
     float4 k[CH];
     float4 v[CH];
+    UNROLL
     for (int c = 0; c < CH; c++) {
       const int d = (c * 32 + lane) * 4;
       k[c] = wide(k_row, d, k_step, D);
       v[c] = wide(v_row, d, v_step, D);
     }
+    UNROLL
     for (int r = 0; r < RB; r++) {
       if (!sees(sight[r], key, context, total)) {  // the same in all lanes
         continue;
       }
       float part = 0;
+      UNROLL
       for (int c = 0; c < CH; c++) {
         part += dot(query[r][c], k[c]);
       }
@@ -80,6 +85,7 @@
       const float p = fast::exp2(score - new_best);
       best[r] = new_best;
       sum[r] = sum[r] * factor + p;
+      UNROLL
       for (int c = 0; c < CH; c++) {
         o[r][c] = o[r][c] * factor + v[c] * p;
       }
@@ -88,13 +94,18 @@
 
   // the SIMD-groups saw different keys: join them, one row after the other
   if (lane == 0) {
+    UNROLL
     for (int r = 0; r < RB; r++) {
       best_tile[group * RB + r] = best[r];
       sum_tile[group * RB + r] = sum[r];
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int r = 0; r < RB && row0 + r < rows; r++) {
+  UNROLL
+  for (int r = 0; r < RB; r++) {
+    if (row0 + r >= rows) {
+      break;
+    }
     float row_best = Limits<float>::finite_min;
     for (int g = 0; g < NSG; g++) {
       row_best = max(row_best, best_tile[g * RB + r]);
@@ -104,6 +115,7 @@
       row_sum += sum_tile[g * RB + r] * fast::exp2(best_tile[g * RB + r] - row_best);
     }
     const float factor = row_sum > 0 ? fast::exp2(best[r] - row_best) / row_sum : 0.0f;
+    UNROLL
     for (int c = 0; c < CH; c++) {
       const int at = c * 32 + lane;
       if (at < QUADS) {

@@ -27,6 +27,7 @@
   float low[PER];   // element p of the first half
   float high[PER];  // its partner in the second
   float squares = 0;
+  _Pragma("clang loop unroll(full)")
   for (int i = 0; i < PER; i++) {
     const int p = i * 32 + lane;
     low[i] = p < HALF ? float(k[row + ulong(p) * k_strides[1]]) : 0.0f;
@@ -34,6 +35,7 @@
     squares += low[i] * low[i] + high[i] * high[i];
   }
   const float norm = NORM ? rsqrt(simd_sum(squares) / D + eps) : 1.0f;
+  _Pragma("clang loop unroll(full)")
   for (int i = 0; i < PER; i++) {
     const int p = i * 32 + lane;
     if (p < HALF) {

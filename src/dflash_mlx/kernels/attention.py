@@ -24,19 +24,24 @@ from dflash_mlx.kernels.source import Factory, Kernel, usable
 
 _MODES = {"full": 0, "causal": 1, "ancestors": 2}
 _INPUTS = ("q", "context_k", "context_v", "block_k", "block_v", "ancestors", "params", "scale")
+_HEADER = "block_attention_common.metal"
 _FIRST_PASS: dict[Form, Kernel] = {
     form: Kernel(
         f"block_attention_{form}",
         f"block_attention_{form}.metal",
         _INPUTS,
         ("o_part", "stats"),
-        header="block_attention_common.metal",
+        header=_HEADER,
         contiguous=False,
     )
     for form in ("matrix", "vector")
 }
 _MERGE = Kernel(
-    "block_attention_merge", "block_attention_merge.metal", ("o_part", "stats", "splits"), ("out",)
+    "block_attention_merge",
+    "block_attention_merge.metal",
+    ("o_part", "stats", "splits"),
+    ("out",),
+    header=_HEADER,
 )
 NAME = "block_attention"
 # Largest difference to the definition, relative to its largest entry, by dtype.
