@@ -90,11 +90,15 @@ def read(path: Path, *, name: str) -> GGUFModel:
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != MAGIC:
-        raise CheckpointError(f"{path} is not a GGUF file: it begins with {magic!r} instead of {MAGIC!r}.")
+        raise CheckpointError(
+            f"{path.name} of {name} is not a GGUF file: it begins with {magic!r}, not {MAGIC!r}."
+        )
     try:
         loaded: Any = mx.load(str(path), return_metadata=True)
     except (RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{path} could not be read as GGUF; it may be truncated ({error}).") from error
+        raise CheckpointError(
+            f"{path.name} of {name} is truncated or broken ({path.stat().st_size:,} bytes); fetch it again. {error}"
+        ) from error
     arrays, metadata = loaded
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
@@ -102,7 +106,10 @@ def read(path: Path, *, name: str) -> GGUFModel:
             f"{name} ({path.name}) holds the architecture {architecture!r}; from GGUF only 'llama' is read. "
             "Give the safetensors repository of the model instead."
         )
-    return GGUFModel(_config(metadata, arrays), metadata, arrays)
+    try:
+        return GGUFModel(_config(metadata, arrays), metadata, arrays)
+    except KeyError as error:
+        raise CheckpointError(f"{path.name} of {name} lacks {error}, which a Llama model needs.") from error
 
 
 def _config(metadata: dict[str, Any], arrays: dict[str, mx.array]) -> dict[str, Any]:
