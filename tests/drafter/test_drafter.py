@@ -171,6 +171,28 @@ def test_features_wait_until_they_are_wanted_and_leave_nothing_lazy_behind():
     assert (drafter.context_length, drafter._context.length, drafter._waiting) == (5, 5, [])
 
 
+@pytest.mark.parametrize("settled", [False, True])
+def test_an_interrupt_between_two_layers_leaves_the_context_as_it_was(settled, monkeypatch):
+    network, ends, features = (
+        toy_network(layer_types=[SLIDING, FULL], sliding_window=4),
+        ToyEnds(),
+        toy_features(9),
+    )
+    drafter = Drafter(network, ends)
+    drafter.inject(features, 5)
+    drafter.settle()
+    drafter.inject(features[5:], 4)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(network.layers[1].self_attn, "_keys_values", interrupted)
+        drafter.settle() if settled else drafter.propose(3, 6)
+    assert drafter.context_length == 9
+    assert far(drafter.logits(3, 6), read_plainly(network, ends, features, 3, 6)) < CLOSE
+
+
 def test_many_waiting_rows_settle_themselves():
     drafter = Drafter(toy_network(), ToyEnds())
     for _ in range(300):

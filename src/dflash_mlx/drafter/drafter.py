@@ -4,7 +4,8 @@ Holds a network, the context it has seen, and the features that still wait to en
 the target's, through the small protocol below; it knows no target class, no text and no acceptance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
@@ -94,10 +95,11 @@ class Drafter:
 
     def settle(self) -> None:
         """Compute the context of everything that waits, evaluate it and free the features."""
-        fused = self._fuse_waiting()
-        if fused is not None:
-            self.network.absorb(fused, self._context)
-        mx.eval(self._context.arrays())
+        with self._undone_when_interrupted():
+            fused = self._fuse_waiting()
+            if fused is not None:
+                self.network.absorb(fused, self._context)
+            mx.eval(self._context.arrays())
 
     def propose(self, anchor: int, block_size: int) -> Proposal:
         """Draft the block_size - 1 tokens after the anchor, which stands right after the context.
@@ -118,7 +120,8 @@ class Drafter:
         config.effective_block_size(block_size)
         embedded = self.target.embed(mx.array([anchor] + [config.mask_token_id] * (block_size - 1)))
         rows = embedded if config.input_embedding_scale == 1.0 else embedded * config.input_embedding_scale
-        hidden = self.network(rows, self._fuse_waiting(), self._context)
+        with self._undone_when_interrupted():
+            hidden = self.network(rows, self._fuse_waiting(), self._context)
         logits = self.target.head(hidden.astype(embedded.dtype))
         if config.output_multiplier != 1.0:
             logits = logits * config.output_multiplier
@@ -134,6 +137,16 @@ class Drafter:
         """Bring back the context of `snapshot`."""
         self._context.restore(snapshot.context)
         self._waiting = list(snapshot.waiting)
+
+    @contextmanager
+    def _undone_when_interrupted(self) -> Iterator[None]:
+        """Keep layers in step when Ctrl-C or an error falls between two of them."""
+        before = self.snapshot()
+        try:
+            yield
+        except BaseException:
+            self.restore(before)
+            raise
 
     def _fuse_waiting(self) -> mx.array | None:
         waiting, self._waiting = self._waiting, []
