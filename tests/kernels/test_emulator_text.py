@@ -67,10 +67,10 @@ def test_translation_keeps_every_line_of_header_and_body() -> None:
         output_shapes=[(64, 1, 64), (64, 1), (64, 1)],
         output_dtypes=[mx.float32] * 3,
     )
-    unit = translate(text, Names("tiles.metal", "attention.metal", 11))
+    unit = translate(text, Names("tiles.metal", "attention.metal"))
     header, body = unit.split('#line 1 "<signature>"\n')
     assert header == f'#line 1 "tiles.metal"\n{text.header}\n'
-    body_lines = body.split('#line 11 "attention.metal"\n')[1].split('\n#line 1 "<instance>"')[0].splitlines()
+    body_lines = body.split('#line 1 "attention.metal"\n')[1].split('\n#line 1 "<instance>"')[0].splitlines()
     source_lines = sample.source.splitlines()
     changed = [(a, b) for a, b in zip(source_lines, body_lines, strict=False) if a != b]
     assert [a.split()[0] for a, _ in changed] == ["threadgroup"] * 4
@@ -143,6 +143,6 @@ def test_faults_name_the_file_that_a_body_stands_in() -> None:
     k = emulator.factory(mode="fast")
     body = (emulator.kernel.BODIES / "greedy_walk.metal").read_text()
     known = k(name="walk_0123456789", input_names=["x"], output_names=["o"], source=body)
-    assert known.names == Names("walk_0123456789.header.metal", "greedy_walk.metal", 1)
+    assert known.names == Names("walk_0123456789.header.metal", "greedy_walk.metal")
     other = k(name="mine", input_names=["x"], output_names=["o"], source="o[0] = 1;")
     assert other.names.body == "mine.metal"

@@ -38,6 +38,10 @@ class Parameter:
     reference: bool  # a scalar, passed as `T&`
     attribute: str  # "buffer(3)", or the name of a thread attribute
 
+    @property
+    def is_buffer(self) -> bool:
+        return self.attribute.startswith("buffer(")
+
 
 @dataclass(frozen=True)
 class KernelText:

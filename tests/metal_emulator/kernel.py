@@ -1,22 +1,22 @@
 """The stand-in for `mx.fast.metal_kernel`.
 
 In: the same keywords, and MLX arrays. Out: MLX arrays, evaluated. MLX itself checks the arguments and generates the
-text; this file compiles it for the mode, once per distinct text, and binds arrays to its parameters.
+text; this file takes it through lint, translation, compiler and launch.
 """
 
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import mlx.core as mx
-import numpy as np
 
-from tests.metal_emulator.export import KernelText, Parameter, cut, exported_text
-from tests.metal_emulator.launch import Argument, Counts, launch
+from tests.metal_emulator.binding import as_array, as_stored, input_argument, output_argument
+from tests.metal_emulator.export import KernelText, cut, exported_text
+from tests.metal_emulator.launch import Counts, launch
 from tests.metal_emulator.lint import lint
-from tests.metal_emulator.memory import GuardedBuffer
 from tests.metal_emulator.report import KernelFault
 from tests.metal_emulator.support import require
 from tests.metal_emulator.toolchain import check_syntax, shared_object
@@ -129,21 +129,19 @@ class EmulatedKernel:
             verbose=verbose,
         )
         library = self._compiled(text)
-        arrays = dict(zip(self._input_names, map(self._storage, inputs), strict=True))
-        dtypes = dict(zip(self._output_names, output_dtypes, strict=True))
-        shapes = dict(zip(self._output_names, map(tuple, output_shapes), strict=True))
+        arrays = [as_stored(x, row_contiguous=self._row_contiguous) for x in inputs]
+        inputs_by_name = dict(zip(self._input_names, arrays, strict=True))
+        outputs = dict(zip(self._output_names, zip(output_shapes, output_dtypes, strict=True), strict=True))
         poison = _POISON[self._seed % 2]
         with ExitStack() as stack:
-            arguments, outputs = [], {}
+            arguments = []
             for parameter in text.parameters:
-                if not parameter.attribute.startswith("buffer"):
+                if not parameter.is_buffer:
                     continue
-                if parameter.name in dtypes:
-                    size = int(np.prod(shapes[parameter.name], dtype=np.int64))
-                    argument = _output(parameter.name, size, dtypes[parameter.name], init_value, poison)
-                    outputs[parameter.name] = argument.buffer
+                if parameter.name in outputs:
+                    argument = output_argument(parameter.name, *outputs[parameter.name], init_value, poison)
                 else:
-                    argument = _input(parameter, arrays, poison)
+                    argument = input_argument(parameter.name, inputs_by_name, poison)
                 stack.enter_context(argument.buffer)
                 arguments.append(argument)
             self.counts = launch(
@@ -156,7 +154,8 @@ class EmulatedKernel:
                 poison=poison,
                 check=self._mode == "check",
             )
-            return [_array(outputs[n].read(), shapes[n], dtypes[n]) for n in self._output_names]
+            written = {a.name: a.buffer.read() for a in arguments if a.output}
+        return [as_array(written[name], *outputs[name]) for name in self._output_names]
 
     def _compiled(self, text: KernelText) -> Path:
         if text.whole in self._libraries:
@@ -166,71 +165,16 @@ class EmulatedKernel:
             if found:
                 raise KernelFault(self.name, found)
         unit = translate(text, self.names)
-        if self._strict_text:
-            check_syntax(unit, self.name)
-        self._libraries[text.whole] = shared_object(unit, self._mode, self.name)
+        with ThreadPoolExecutor(2) as pool:
+            syntax = pool.submit(check_syntax, unit, self.name) if self._strict_text else None
+            library = pool.submit(shared_object, unit, self._mode, self.name)
+        if syntax:
+            syntax.result()  # first: its messages know address spaces
+        self._libraries[text.whole] = library.result()
         return self._libraries[text.whole]
-
-    def _storage(self, value: Any) -> np.ndarray:
-        """An input as NumPy sees its memory; bfloat16 as its bits. Strides survive where the kernel asked for it."""
-        array = value if isinstance(value, mx.array) else mx.array(value)
-        array = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-        mx.eval(array)
-        storage = np.array(array, copy=False)
-        return np.ascontiguousarray(storage).reshape(storage.shape) if self._row_contiguous else storage
-
-
-def _input(parameter: Parameter, arrays: dict[str, np.ndarray], poison: int) -> Argument:
-    """The buffer of an input, or of the shape, strides or ndim that MLX passes beside it."""
-    content = _content(parameter.name, arrays)
-    buffer = GuardedBuffer(content.nbytes, poison, content.tobytes())
-    return Argument(parameter.name, buffer, content.itemsize)
-
-
-def _content(parameter: str, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    if parameter in arrays:
-        return _extent(arrays[parameter])
-    name, _, what = parameter.rpartition("_")
-    array = arrays[name]
-    if what == "shape":
-        return np.array(array.shape, np.int32)
-    if what == "strides":
-        return np.array([stride // array.itemsize for stride in array.strides], np.int64)
-    return np.array([array.ndim], np.int32)
-
-
-def _extent(array: np.ndarray) -> np.ndarray:
-    """All memory from the first element to the last, which is what a kernel may touch of a strided input."""
-    if array.flags.c_contiguous:
-        return array
-    if any(stride < 0 for stride in array.strides):
-        raise ValueError(
-            "the emulator takes no inputs with negative strides; make the array contiguous first"
-        )
-    count = 1 + sum((n - 1) * s // array.itemsize for n, s in zip(array.shape, array.strides, strict=True))
-    return np.lib.stride_tricks.as_strided(array, shape=(count,), strides=(array.itemsize,))
-
-
-def _output(name: str, size: int, dtype: mx.Dtype, init_value: float | None, poison: int) -> Argument:
-    buffer = GuardedBuffer(size * dtype.size, poison)
-    if init_value is not None:
-        filled = mx.full((size,), init_value, dtype=dtype).view(mx.uint8)
-        buffer.fill(np.array(filled).tobytes())
-    return Argument(name, buffer, dtype.size, output=True, initialised=init_value is not None)
-
-
-def _array(content: bytes, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    raw = mx.array(np.frombuffer(content, np.uint8))
-    return raw.view(dtype).reshape(shape)
 
 
 def _file_names(name: str, header: str, source: str) -> Names:
-    """The files that header and body stand in, if they do; else names made from the kernel's."""
-    header_name, body_name, body_line = f"{name}.header.metal", f"{name}.metal", 1
-    for path in sorted(BODIES.glob("*.metal")):
-        text = path.read_text()
-        if header and text == header:
-            header_name = path.name
-        if source in text:
-            body_name, body_line = path.name, 1 + text.count("\n", 0, text.index(source))
-    return Names(header_name, body_name, body_line)
+    """The files of kernels_metal/ that hold these texts; names made from the kernel's for texts from elsewhere."""
+    files = {path.read_text(): path.name for path in BODIES.glob("*.metal")}
+    return Names(files.get(header, f"{name}.header.metal"), files.get(source, f"{name}.metal"))

@@ -34,16 +34,16 @@ _ADDRESS_SPACE_OR_EXPRESSION = re.compile(
 
 def lint(text: KernelText, names: Names) -> list[str]:
     """Everything found in header and body, in this order."""
-    found = [*_lint_part(text.header, names.header, 1), *_lint_part(text.body, names.body, names.body_line)]
-    buffers = [p for p in text.parameters if p.attribute.startswith("buffer")]
+    found = [*_lint_part(text.header, names.header), *_lint_part(text.body, names.body)]
+    buffers = [p for p in text.parameters if p.is_buffer]
     if len(buffers) > _BUFFER_LIMIT:
         found.append(f"{len(buffers)} buffer arguments: Metal takes {_BUFFER_LIMIT}")
     clean = blank_comments(text.body)
     for parameter in text.parameters:
-        if not parameter.attribute.startswith("buffer"):
+        if not parameter.is_buffer:
             local = re.search(rf"\b(?:u?int|auto|uint3|const)\s+{parameter.name}\b", clean)
             if local:
-                line = names.body_line + clean.count("\n", 0, local.start())
+                line = 1 + clean.count("\n", 0, local.start())
                 found.append(
                     f"{names.body}:{line}: a local variable `{parameter.name}` collides with the thread "
                     "attribute of that name, which MLX makes a parameter"
@@ -51,14 +51,14 @@ def lint(text: KernelText, names: Names) -> list[str]:
     return found
 
 
-def _lint_part(text: str, name: str, first_line: int) -> Iterator[str]:
-    for number, line in enumerate(text.split("\n"), first_line):
+def _lint_part(text: str, name: str) -> Iterator[str]:
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.isascii():
             yield f"{name}:{number}: non-ASCII character (MLX hands the text over as ASCII)"
     clean = blank_comments(text)
 
     def place(match: re.Match[str]) -> str:
-        return f"{name}:{first_line + clean.count(chr(10), 0, match.start())}: `{match[0].strip()}`"
+        return f"{name}:{1 + clean.count(chr(10), 0, match.start())}: `{match[0].strip()}`"
 
     for pattern, reason in _FORBIDDEN.items():
         for match in re.finditer(pattern, clean):

@@ -75,8 +75,8 @@ class Attention:
         """4 query heads on 2 key heads, 16 rows, ten unused rows in the context buffer."""
         keys = mx.random.split(mx.random.key(context), 5)
         shapes = [(4, 16, head_dim), *[(2, context + 10, head_dim)] * 2, *[(2, 16, head_dim)] * 2]
-        arrays = [mx.random.normal(s, key=k).astype(dtype) for s, k in zip(shapes, keys, strict=True)]
-        return cls(*arrays, context=context, window=window)
+        q, *rest = [mx.random.normal(s, key=k).astype(dtype) for s, k in zip(shapes, keys, strict=True)]
+        return cls(q, *rest, context=context, window=window)
 
     def run(
         self, form: Form, factory: Callable[..., Any], *, first_pass: Sample | None = None, splits: int = 3

@@ -37,7 +37,12 @@ _LANGUAGE = [
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"),
     # a private array that is too large meets the guard page; a return address names the line that met a barrier
     *("-fstack-clash-protection", "-fno-optimize-sibling-calls"),
-    *("-Wno-everything", "-Werror=uninitialized", "-Werror=conditional-uninitialized", "-Werror=array-bounds"),
+    *(
+        "-Wno-everything",
+        "-Werror=uninitialized",
+        "-Werror=conditional-uninitialized",
+        "-Werror=array-bounds",
+    ),
 ]
 _BUILDS: dict[Build, list[str]] = {
     "lint": ["-std=c++14", "-DMSL_LINT"],  # C++14 is what Metal is; the shim itself is C++17

@@ -26,11 +26,10 @@ _DECLARATOR = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*(?P<extents>(?:\[.*\])?)\
 
 
 class Names(NamedTuple):
-    """Where header and body come from, as messages shall name them."""
+    """The files of header and body, as messages shall name them; each text begins at line 1."""
 
     header: str
     body: str
-    body_line: int  # the line of `body` that the kernel body starts at
 
 
 def translate(text: KernelText, names: Names) -> str:
@@ -40,7 +39,7 @@ def translate(text: KernelText, names: Names) -> str:
     parts = [
         f'#line 1 "{names.header}"\n{header}\n',
         f'#line 1 "<signature>"\n{text.signature}',
-        f'#line {names.body_line} "{names.body}"\n{body}',
+        f'#line 1 "{names.body}"\n{body}',
         f'\n#line 1 "<instance>"{_ATTRIBUTE_LIST.sub("", text.tail)}',
         f"#ifndef MSL_LINT\n{_entry(text)}#endif\n",
     ]
@@ -63,10 +62,10 @@ def _entry(text: KernelText) -> str:
 
 
 def _argument(parameter: Parameter) -> str:
-    slot = re.fullmatch(r"buffer\((\d+)\)", parameter.attribute)
-    if slot is None:
+    if not parameter.is_buffer:
         return f"msl_attribute(attributes->{parameter.attribute})"
-    return f"{'*' if parameter.reference else ''}({parameter.type}*)buffers[{slot[1]}]"
+    slot = parameter.attribute.removeprefix("buffer(").removesuffix(")")
+    return f"{'*' if parameter.reference else ''}({parameter.type}*)buffers[{slot}]"
 
 
 def _rewrite(text: str, *, first_variable: int) -> str:
