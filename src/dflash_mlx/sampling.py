@@ -22,6 +22,7 @@ UNDECIDED = -1
 
 _SHORTLIST = 256  # largest logits among which top-p, top-k and min-p are cut
 _GROUP = 16  # a row is searched for its largest by groups of this many
+_INFINITE = 3.4e38  # what no longer is a number in fp32
 
 
 def check(params: SamplingParams) -> None:
@@ -31,15 +32,26 @@ def check(params: SamplingParams) -> None:
         UsageError: naming the option, the value found and the range expected.
     """
     rules = (
-        ("temperature", params.temperature, params.temperature >= 0, "0 or more"),
+        ("temperature", params.temperature, 0 <= params.temperature < _INFINITE, "0 or more, and finite"),
         ("top_p", params.top_p, 0 < params.top_p <= 1, "above 0 and at most 1 (1: no cut)"),
         ("top_k", params.top_k, params.top_k >= 0, "0 or more (0: no cut)"),
         ("min_p", params.min_p, 0 <= params.min_p <= 1, "between 0 and 1 (0: no cut)"),
-        ("repetition_penalty", params.repetition_penalty, params.repetition_penalty > 0, "above 0 (1: none)"),
+        (
+            "repetition_penalty",
+            params.repetition_penalty,
+            0 < params.repetition_penalty < _INFINITE,
+            "above 0 (1: none), and finite",
+        ),
+        ("presence_penalty", params.presence_penalty, _finite(params.presence_penalty), "a finite number"),
+        ("frequency_penalty", params.frequency_penalty, _finite(params.frequency_penalty), "a finite number"),
     )
     for name, value, fits, expected in rules:
         if not fits:  # also when the value is not a number
             raise UsageError(f"{name} is {value}; expected {expected}.")
+
+
+def _finite(value: float) -> bool:
+    return -_INFINITE < value < _INFINITE
 
 
 class Sampler:
@@ -95,7 +107,7 @@ class Sampler:
         params = self.params
         if params.temperature == 0:
             return mx.argmax(logits, axis=-1).astype(mx.int32)
-        scores = logits / params.temperature
+        scores = _tempered(logits, params.temperature)
         keys = _keys(params.seed, position, logits.shape[0])
         if params.top_k == 0 and params.top_p == 1 and params.min_p == 0:
             ids = mx.arange(logits.shape[-1], dtype=mx.uint32)
@@ -124,6 +136,12 @@ def _penalties(params: SamplingParams) -> list[LogitsProcessor]:
         frequency_penalty=params.frequency_penalty,
     )
     return processors
+
+
+def _tempered(logits: mx.array, temperature: float) -> mx.array:
+    """Logits over temperature, each row's largest at 0: finite there however small the temperature."""
+    largest = mx.max(logits, axis=-1, keepdims=True)
+    return mx.where(logits == largest, 0, (logits - largest) / temperature)
 
 
 def _keys(seed: int, position: int, rows: int) -> mx.array:
@@ -155,16 +173,19 @@ def _mix(x: mx.array) -> mx.array:
 
 
 def _draw_within(scores: mx.array, keys: mx.array, params: SamplingParams, shortlist: int) -> mx.array:
-    """Gumbel-max inside what top-k, top-p and min-p leave of each row [S, V]; every cut keeps a prefix by rank."""
+    """Gumbel-max inside what top-k, top-p and min-p leave of each row [S, V], whose largest score is 0.
+
+    Every cut keeps a prefix by rank.
+    """
     values, ids = _largest(scores, shortlist)
     kept = mx.arange(shortlist) < (params.top_k or shortlist)
-    weights = mx.exp(values - values[:, :1])
+    weights = mx.exp(values)
     if params.top_p < 1:
         ranked = mx.where(kept, weights, 0)
         if params.top_k:
             total = mx.sum(ranked, axis=-1, keepdims=True)
         else:
-            total = mx.exp(mx.logsumexp(scores, axis=-1, keepdims=True) - values[:, :1])
+            total = mx.exp(mx.logsumexp(scores, axis=-1, keepdims=True))
         before = mx.cumsum(ranked, axis=-1) - ranked
         kept = kept & (before < params.top_p * total)
     if params.min_p > 0:
@@ -175,9 +196,10 @@ def _draw_within(scores: mx.array, keys: mx.array, params: SamplingParams, short
     drawn = mx.min(mx.where(noisy == best, ids, no_id), axis=-1).astype(mx.int32)
     if shortlist == scores.shape[-1]:
         return drawn
-    # Elements equal to the shortlist's last may have been left out, so the cut must end above it.
-    last_kept = mx.min(mx.where(kept, values, mx.inf), axis=-1)
-    return mx.where(last_kept > values[:, -1], drawn, UNDECIDED)
+    # Elements equal to the shortlist's last may have been left out, so the cut must end above it, unless those
+    # are impossible ones.
+    last, last_kept = values[:, -1], mx.min(mx.where(kept, values, mx.inf), axis=-1)
+    return mx.where((last_kept > last) | (last == -mx.inf), drawn, UNDECIDED)
 
 
 def _largest(scores: mx.array, count: int) -> tuple[mx.array, mx.array]:
