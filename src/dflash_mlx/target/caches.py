@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from mlx.utils import tree_map
+
 from dflash_mlx.errors import UnsupportedError
 
 Cache = list[Any]  # of mlx-lm's cache objects, which carry no types
@@ -42,11 +44,16 @@ def length(cache: Cache) -> int:
 
 
 def snapshot(cache: Cache) -> CacheSnapshot:
-    """References to the buffers: MLX arrays never change in place, so they stay valid (the next pass copies)."""
-    return [(layer.keys, layer.values, layer.offset) for layer in cache]
+    """The buffers as they are now, shared until the next pass writes to them (which copies)."""
+    return [(_shared(layer.keys), _shared(layer.values), layer.offset) for layer in cache]
 
 
 def restore(cache: Cache, saved: CacheSnapshot) -> None:
     """Bring back what `snapshot` saw."""
     for layer, (keys, values, offset) in zip(cache, saved, strict=True):
-        layer.keys, layer.values, layer.offset = keys, values, offset
+        layer.keys, layer.values, layer.offset = _shared(keys), _shared(values), offset
+
+
+def _shared(buffers: Any) -> Any:
+    """New array objects over the same data: a cache assigns into its own objects, and whoever holds them sees it."""
+    return tree_map(lambda array: None if array is None else array[...], buffers)
