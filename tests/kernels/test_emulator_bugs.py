@@ -20,9 +20,7 @@ class Bug:
     name: str
     old: str
     new: str
-    said: (
-        str | None
-    )  # a pattern for the fault's text, LINE the changed one; None: no rule is broken, only the numbers
+    said: str | None  # a pattern for the fault, LINE for the changed line; None: only the numbers are wrong
     form: Form = "vector"
     part: Literal["source", "header"] = "source"
     occurrence: int = 1  # which `old` is replaced
