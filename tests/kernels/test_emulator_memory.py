@@ -1,5 +1,6 @@
 """Memory: bounds, values nobody wrote, arithmetic that Metal leaves undefined, in both modes."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mlx.core as mx
@@ -81,6 +82,15 @@ def test_after_a_fault_the_next_launch_is_right() -> None:
     with pytest.raises(emulator.KernelFault):
         run("o[i] = x[i + 4096];", mode="fast")
     assert run("o[i] = x[i] + n;", mode="fast").tolist() == list(range(32, 64))
+
+
+def test_launches_of_several_threads_do_not_meet() -> None:
+    barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+    source = f"threadgroup int t[32]; t[i] = x[i]; {barrier} o[i] = t[31 - i] + n;"
+    run(source, inputs=[mx.arange(32), 0])
+    with ThreadPoolExecutor(4) as pool:
+        outs = list(pool.map(lambda n: run(source, inputs=[mx.arange(32), n]).tolist(), range(40)))
+    assert outs == [[31 - i + n for i in range(32)] for n in range(40)]
 
 
 @pytest.mark.parametrize("mode", ["check", "fast"])

@@ -162,3 +162,23 @@ def test_a_fault_names_both_lines_of_a_race() -> None:
 def test_meetings_that_not_all_threads_reach_are_faults(source: str, said: str) -> None:
     with pytest.raises(emulator.KernelFault, match=said):
         run("const uint i = thread_index_in_threadgroup;\n" + source)
+
+
+def order_of_threads(seed: int) -> list[float]:
+    """The order in which 64 threads in two groups come to an atomic counter."""
+    source = """
+    const int turn = atomic_fetch_add_explicit(&o[64], 1, memory_order_relaxed);
+    atomic_store_explicit(&o[turn], int(thread_position_in_grid.x), memory_order_relaxed);
+    """
+    return run(
+        source, threads=32, groups=2, seed=seed, size=65, dtype=mx.int32, atomic_outputs=True, init_value=0
+    )[:64]
+
+
+def test_seed_zero_runs_in_order_and_others_shuffle_the_same_way_every_time() -> None:
+    assert order_of_threads(0) == list(range(64))
+    orders = [order_of_threads(seed) for seed in (0, 1, 2, 3)]
+    assert [sorted(order) for order in orders] == [list(range(64))] * 4
+    assert len({tuple(order) for order in orders}) == 4
+    assert len({order[0] // 32 for order in orders}) == 2, "threadgroups are shuffled too"
+    assert order_of_threads(1) == orders[1]
