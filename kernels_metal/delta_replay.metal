@@ -34,11 +34,12 @@
   for (int t = 0; t < rows; t++) {
     const int key_at = ((b * T + t) * Hk + hk) * DK + part * PER;
     const int head_at = (b * T + t) * Hv + hv;
+    const float common = float(decay[VECTOR ? 0 : head_at]);
     float chain[8];
     for (int c = 0; c < 8; c++) {
       chain[c] = 0;
       for (int i = c * CHAIN; i < (c + 1) * CHAIN; i++) {
-        s[i] *= float(decay[VECTOR ? head_at * DK + part * PER + i : head_at]);
+        s[i] *= VECTOR ? float(decay[head_at * DK + part * PER + i]) : common;
         chain[c] += s[i] * float(key[key_at + i]);
       }
     }

@@ -12,16 +12,15 @@
   int top_id = 2147483647;
   for (int p = lane; p < PARTS; p += 32) {
     const float value = best[row * PARTS + p];
-    const int candidate = id[row * PARTS + p];
-    if (value > top || (value == top && candidate < top_id)) {
+    if (value > top) {  // ids rise with p, so a tie never replaces
       top = value;
-      top_id = candidate;
+      top_id = id[row * PARTS + p];
     }
   }
   const float row_top = simd_max(top);
   const int row_id = simd_min(top == row_top ? top_id : 2147483647);
   if (lane == 0) {
-    token[row] = row_id == 2147483647 ? 0 : row_id;
+    token[row] = row_id == 2147483647 ? 0 : row_id;  // nothing above -inf: all tie, or all are NaN
     walk[1 + row] = token[row];
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,7 +1,7 @@
 // The largest logit of each part of each row, and the lowest id that has it.
 //
 // logits [S, V] of T. Out: best [S, PARTS] of float, id [S, PARTS] of int32.
-// Limits: any S and V below 2^31 in all; 256 threads, a multiple of 32. An all-NaN part gives id 2^31 - 1.
+// Limits: S V below 2^31; threadgroups of 256. A part without a logit above -inf has id 2^31 - 1.
 // Grid: (256 * PARTS, S, 1); part p has the ids p * SPAN .. + SPAN - 1, and only the last may be short.
   threadgroup float group_best[8];
   threadgroup int group_id[8];
@@ -14,10 +14,10 @@
 
   float top = Limits<float>::min;
   int top_id = 2147483647;
-  // ids rise within a thread, so a tie never replaces; a row of -inf still names its first id
+  // ids rise within a thread, so a tie never replaces
   for (int i = from + int(thread_index_in_threadgroup); i < to; i += 256) {
     const float value = float(logits[row * V + i]);
-    if (value > top || (value == top && i < top_id)) {
+    if (value > top) {
       top = value;
       top_id = i;
     }

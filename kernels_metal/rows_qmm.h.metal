@@ -10,6 +10,9 @@
 #include <metal_simdgroup>
 #include <metal_simdgroup_matrix>
 
+// Fragments and pieces stay in registers only where their index is known when the loop is compiled.
+#define UNROLLED _Pragma("clang loop unroll(full)")
+
 // The place of a lane in an 8x8 fragment: it holds (row, col) and (row, col + 1).
 struct FragmentPlace {
   int row;
@@ -60,47 +63,56 @@ inline void accumulate(
     uint4 piece[NT];
     float scale[NT];
     float bias[NT];
+    UNROLLED
     for (int t = 0; t < NT; t++) {
       piece[t] = uint4(0, 0, 0, 0);
       scale[t] = 0;
       bias[t] = 0;
       if (k_weight < K) {
         const int n = min(first_n + 8 * t + at.row, N - 1);
-        piece[t] = *(const device uint4*)(w + n * words + k_weight / 32 * BITS + k_weight % 32 * BITS / 32);
+        piece[t] = *(const device uint4*)(w + n * words + k_weight * BITS / 32);
         scale[t] = float(scales[n * groups + k_weight / GS]);
         bias[t] = float(biases[n * groups + k_weight / GS]);
       }
     }
+    UNROLLED
     for (int octet = 0; octet < OCTETS; octet++) {
       const int k_row = k0 + at.row / 2 * PIECE + 8 * octet + 4 * (at.row % 2);
       float4 even[MT];
       float4 odd[MT];
+      UNROLLED
       for (int m = 0; m < MT; m++) {
         even[m] = float4(0.0f, 0.0f, 0.0f, 0.0f);
         odd[m] = float4(0.0f, 0.0f, 0.0f, 0.0f);
         const int row = 8 * m + at.col;
         if (k_row < K && row < rows) {
+          UNROLLED
           for (int i = 0; i < 4; i++) {
             even[m][i] = float(x[row * K + k_row + i]);
           }
         }
         if (k_row < K && row + 1 < rows) {
+          UNROLLED
           for (int i = 0; i < 4; i++) {
             odd[m][i] = float(x[(row + 1) * K + k_row + i]);
           }
         }
       }
+      UNROLLED
       for (int step = 0; step < 4; step++) {
         simdgroup_matrix<float, 8, 8> columns[MT];
+        UNROLLED
         for (int m = 0; m < MT; m++) {
           columns[m].thread_elements()[0] = even[m][step];
           columns[m].thread_elements()[1] = odd[m][step];
         }
+        UNROLLED
         for (int t = 0; t < NT; t++) {
           const float2 pair = unpack_pair<BITS>(piece[t], octet, step);
           simdgroup_matrix<float, 8, 8> weights;
           weights.thread_elements()[0] = fma(scale[t], pair[0], bias[t]);
           weights.thread_elements()[1] = fma(scale[t], pair[1], bias[t]);
+          UNROLLED
           for (int m = 0; m < MT; m++) {
             simdgroup_multiply_accumulate(sums[t * MT + m], weights, columns[m], sums[t * MT + m]);
           }
@@ -113,13 +125,14 @@ inline void accumulate(
 // Lays the sums of one SIMD-group into its slice of threadgroup memory, one row of `width` floats for each
 // activation row.
 template <int MT, int NT>
-inline void lay_down(threadgroup float* slice, const thread simdgroup_matrix<float, 8, 8>* sums, int width, int lane) {
+inline void lay_down(threadgroup float* slice, thread simdgroup_matrix<float, 8, 8>* sums, int width, int lane) {
   const FragmentPlace at = fragment_place(lane);
+  UNROLLED
   for (int t = 0; t < NT; t++) {
+    UNROLLED
     for (int m = 0; m < MT; m++) {
-      simdgroup_matrix<float, 8, 8> tile = sums[t * MT + m];
-      slice[(8 * m + at.col) * width + 8 * t + at.row] = tile.thread_elements()[0];
-      slice[(8 * m + at.col + 1) * width + 8 * t + at.row] = tile.thread_elements()[1];
+      slice[(8 * m + at.col) * width + 8 * t + at.row] = sums[t * MT + m].thread_elements()[0];
+      slice[(8 * m + at.col + 1) * width + 8 * t + at.row] = sums[t * MT + m].thread_elements()[1];
     }
   }
 }

@@ -16,6 +16,7 @@
   const int n0 = int(threadgroup_position_in_grid.x) * WIDTH;
 
   simdgroup_matrix<float, 8, 8> sums[NT * MT];
+  UNROLLED
   for (int i = 0; i < NT * MT; i++) {
     sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }

@@ -31,6 +31,7 @@
   const ulong weight_row = ulong(expert) * ulong(N);
 
   simdgroup_matrix<float, 8, 8> sums[NT * MT];
+  UNROLLED
   for (int i = 0; i < NT * MT; i++) {
     sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }

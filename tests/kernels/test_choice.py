@@ -279,6 +279,7 @@ def test_off_runs_nothing_and_on_takes_a_right_kernel_untimed(tmp_path):
     assert arms.chooser(path, "on").prepare([arms.contest()]).factory_for("doubling", "n8") is factory
     assert arms.ran == ["stock", "kernel"] * 2
     assert arms.chooser(path, "auto").prepare([arms.contest()]) is NO_KERNELS  # now it is timed, and slow
+    assert len(arms.ran) > 4
     assert arms.chooser(path, "on").prepare([arms.contest()]).factory_for("doubling", "n8") is factory
     assert "DFLASH_KERNELS is on" in arms.chooser(path, "on").table()[0].why
 

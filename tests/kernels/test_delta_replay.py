@@ -116,12 +116,11 @@ def test_the_definition_is_mlx_lms_recurrence_over_the_first_rows(case, uncompil
         assert mx.array_equal(window[entry], arrays[5][entry, keep : keep + case.taps])
 
 
-def test_the_kernel_equals_the_definition_under_checks():
+@pytest.mark.parametrize("vector", [False, True])
+def test_the_kernel_equals_the_definition_under_checks(vector):
     """The fast case of the long list below: odd everything, two entries that keep different counts."""
-    check(
-        Case(7, (4, 0), key_heads=2, heads=4, key_dim=64, value_dim=11, dtype=mx.float16),
-        emulated("check", 1),
-    )
+    case = Case(7, (4, 0), key_heads=2, heads=4, key_dim=64, value_dim=11, vector=vector, dtype=mx.float16)
+    check(case, emulated("check", 1))
 
 
 def test_the_kernel_equals_the_definition_on_a_layer():

@@ -99,7 +99,18 @@ def test_the_kernel_equals_the_definition_under_checks():
 
 
 def test_the_kernel_equals_the_definition_on_a_vocabulary():
-    check(Case(16, 49152, 9, mx.bfloat16), kernel_of(emulated("fast")))
+    check(Case(7, 49152, 4, mx.bfloat16), kernel_of(emulated("fast")))
+
+
+def test_a_vocabulary_of_more_parts_than_lanes_is_searched_to_its_end():
+    """Parts 0 and 32 fall to the same lane of the merge; the lower id wins also there."""
+    last, low, high = 151935, 5, 32 * 4096 + 5
+    ids = mx.arange(151936)
+    logits = mx.stack([ids == last, (ids == low) | (ids == high), (ids == high) | (ids == last)])
+    walk = greedy_walk_kernel(
+        logits.astype(mx.float16), mx.array([last, low], mx.int32), factory=emulated("fast")
+    )
+    assert walk.tolist() == [2, last, low, high]
 
 
 @pytest.mark.slow

@@ -197,7 +197,7 @@ class Chooser:
             note = f"The kernel {contest.kernel} does not run on this system ({line}): {_STOCK}."
             self._tell(note)
             return self._verdict(contest, "unbuilt", f"does not run here: {line}")
-        if not error <= contest.bound:
+        if error > contest.bound:
             self._tell(
                 f"The kernel {contest.kernel} gives a wrong result here for {contest.shape_class} (off by "
                 f"{error:.2g}, allowed {contest.bound:.2g}): {_STOCK}."
