@@ -171,10 +171,10 @@ def test_kernel_equals_the_definition_under_checks(form):
     check(Case(context=37, rows=5, mode="ancestors", window=20), form, emulated("check", 1))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_kernel_equals_the_definition_on_a_drafters_shape(form):
-    case = Case(context=301, rows=16, heads=8, kv_heads=2, head_dim=128, splits=None)
-    check(case, form, emulated("fast", 0))
+@pytest.mark.parametrize("rows", (1, 16))
+def test_kernel_equals_the_definition_on_a_drafters_shape(rows):
+    """One row takes the vector form, sixteen the matrix form."""
+    check(Case(context=301, rows=rows, heads=8, head_dim=128, splits=None), None, emulated("fast", 0))
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_strided_views_are_read_in_place(form):
     keys, values = buffer_k[..., :25, :], buffer_v[..., :25, :]
     block_v = mx.contiguous(values[..., 21:, :].swapaxes(2, 3)).swapaxes(2, 3)
     where = (q, keys, values, 21, keys[..., 21:, :], block_v)
-    call = {"scale": 0.125, "causal": True}
+    call = {"scale": 0.125, "causal": False, "ancestors": mx.array([1, 3, 5, 13], mx.uint32)}
 
     def without_copies(*, name: str, ensure_row_contiguous: bool, **rest):
         assert not ensure_row_contiguous or "merge" in name
@@ -260,7 +260,7 @@ def test_strided_views_are_read_in_place(form):
     assert float(mx.abs(got - expected).max()) < 2e-3
 
 
-@pytest.mark.parametrize("mode", ("full", "causal", "ancestors"))
+@pytest.mark.parametrize("mode", ("causal", "ancestors"))
 @pytest.mark.parametrize("context", (0, 21))
 def test_a_cache_that_holds_the_block_is_attended_alike(context, mode):
     """What a verify pass hands over: the slice that a stock cache returns."""
