@@ -163,7 +163,7 @@ def test_draft_bits_refuses_widths_that_cannot_be_packed(toy):
 @pytest.fixture
 def packed(tmp_path):
     """An MLX-quantised file: 4 bits, one matrix in 8 bits, one not packed."""
-    network = toy_network(**WIDE)
+    network = toy_network(**WIDE, attention_bias=True)
     odd = {"fc": {"group_size": 64, "bits": 8}, "layers.1.mlp.up_proj": False}
     nn.quantize(
         network,
@@ -171,7 +171,7 @@ def packed(tmp_path):
         4,
         class_predicate=lambda path, module: isinstance(module, nn.Linear) and odd.get(path, True),
     )
-    config = toy_config(**WIDE, quantization={"group_size": 32, "bits": 4, **odd})
+    config = toy_config(**WIDE, attention_bias=True, quantization={"group_size": 32, "bits": 4, **odd})
     return write_toy(tmp_path / "packed", network, config), network
 
 

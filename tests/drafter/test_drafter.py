@@ -1,5 +1,7 @@
 """What a drafter sees, where, and what it keeps: ours against a plain second reading."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -169,6 +171,9 @@ def test_features_wait_until_they_are_wanted_and_leave_nothing_lazy_behind():
     assert drafter._context.length == 0
     drafter.settle()
     assert (drafter.context_length, drafter._context.length, drafter._waiting) == (5, 5, [])
+    # A thread cannot evaluate what another one left lazy.
+    with ThreadPoolExecutor(1) as elsewhere:
+        elsewhere.submit(mx.eval, drafter._context.arrays()).result()
 
 
 @pytest.mark.parametrize("settled", [False, True])
