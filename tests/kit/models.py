@@ -60,12 +60,30 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Layouts of their own: heads, names of config entries, wrappers, tensors to leave out.
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "cohere": {"model_type": "cohere", **_SHAPE, "logit_scale": 0.4, "tie_word_embeddings": True},
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_ctx": 512,
+        "n_embd": 64,
+        "n_head": 4,
+        "n_layer": 3,
+        "n_positions": 512,
+        "layer_norm_epsilon": 1e-5,
+        "vocab_size": VOCAB,
+    },
+    "mimo": {"model_type": "mimo", **_SHAPE, "num_nextn_predict_layers": 1},
+    "mistral3": {"model_type": "mistral3", "text_config": {"model_type": "llama", **_SHAPE}},
+    "qwen3_vl": {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3", **_SHAPE}},
+}
+
 
 def tiny_target(
     kind: str = "qwen3", *, seed: int = 0, dtype: mx.Dtype = mx.float32, **changes: Any
 ) -> MLXTarget:
     """A sharpened random model of mlx-lm's own classes: large weights, so that a wrong state changes the text."""
-    config = {**CONFIGS[kind], **changes}
+    config = {**(CONFIGS | LAYOUTS)[kind], **changes}
     mx.random.seed(seed)
     model = build(config)
     model.update(tree_map_with_path(_sharpen, model.parameters()))

@@ -30,11 +30,18 @@ def load_target(folder: Path, *, dtype: mx.Dtype | None, name: str) -> MLXTarget
         if "not supported" in str(error):
             raise UnsupportedError(f"{name}: mlx-lm knows no model of this type ({error})") from error
         raise CheckpointError(
-            f"{name}: the weights in {folder} do not fit their config.json: {error}"
+            f"{name}: the weights in {folder} do not fit their config.json: {_one_line(error)}"
         ) from error
     except KeyError as error:
         raise CheckpointError(f"{name}: config.json in {folder} lacks {error}.") from error
-    if dtype == mx.float32 and "quantization" in config:
+    except TypeError as error:
+        raise CheckpointError(f"{name}: config.json in {folder} does not make a model: {error}.") from error
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{name}: {folder} has no config.json with model*.safetensors beside it ({error})."
+        ) from error
+    # A Dtype cannot be compared with None.
+    if dtype is not None and dtype == mx.float32 and "quantization" in config:
         # Quantised products are slow on a CPU, where fp32 is the default: expand.
         dequantize_model(model)
     set_dtype(model, dtype)
@@ -60,3 +67,9 @@ def set_dtype(model: nn.Module, dtype: mx.Dtype | None) -> None:
         if dtype is not None and mx.issubdtype(array.dtype, mx.floating):
             array = owner[leaf] = array.astype(dtype)
         mx.eval(array)
+
+
+def _one_line(error: ValueError, most: int = 300) -> str:
+    """Mlx lists tensors one a line, all of them."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= most else f"{text[:most]} ..."

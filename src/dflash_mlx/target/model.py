@@ -40,14 +40,14 @@ class MLXTarget:
         self.name = name
         text = config.get("text_config") or config
         self.model_type: str = config.get("model_type", type(model).__module__)
-        self.hidden_size: int = text["hidden_size"]
-        self.max_positions: int | None = text.get("max_position_embeddings")
+        self.max_positions: int | None = text.get("max_position_embeddings", text.get("n_positions"))
         self.logit_softcap: float | None = text.get("final_logit_softcapping")
         self._layers: list[nn.Module] = list(model.layers)
         self.num_layers = len(self._layers)
         self._trunk = _trunk(model, self._layers[0], self.model_type)
         self._lock = _lock_of(model)
         caches.check_kinds(make_prompt_cache(model), self.model_type)
+        self.hidden_size = int(self.embed(mx.array([0])).shape[-1])
         self.vocab_size = self._probe()
 
     @property
@@ -84,11 +84,17 @@ class MLXTarget:
     def verify(self, ids: mx.array, cache: Cache, taps_: Sequence[int] = ()) -> Pass:
         """One forward over ids [S] after what the cache holds; everything returned is lazy.
 
+        If it raises, the cache is as before.
         Feature i of `taps_` is the output of layer i (0-based), before the next layer's norm.
         """
         tape = Tape(caches.length(cache), ids.shape[0])
-        with self._lock, taps.recording(self._layers, taps_) as outputs:
-            logits = self.model(ids[None], cache=cache)
+        try:
+            with self._lock, taps.recording(self._layers, taps_) as outputs:
+                logits = self.model(ids[None], cache=cache)
+        except BaseException:
+            # Some layers have taken the rows and some have not.
+            caches.commit(cache, tape, 0)
+            raise
         features = (
             mx.concatenate([outputs[i][0] for i in taps_], axis=-1) if taps_ else mx.zeros((ids.shape[0], 0))
         )
@@ -162,8 +168,8 @@ def _descend(module: nn.Module) -> Iterator[nn.Module]:
 
 def _lock_of(model: nn.Module) -> threading.RLock:
     """One lock a model, shared by all targets made of it and forgotten with it."""
-    key = id(model)
-    if key not in _locks:
-        _locks[key] = threading.RLock()
+    key, new = id(model), threading.RLock()
+    lock = _locks.setdefault(key, new)
+    if lock is new:
         weakref.finalize(model, _locks.pop, key, None)
-    return _locks[key]
+    return lock
