@@ -268,6 +268,58 @@ def test_a_processor_of_the_caller_s_bans_an_id_at_every_position() -> None:
     )
 
 
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("drafted", [True, False], ids=["drafted", "plain"])
+@pytest.mark.parametrize("fails_in", ["cut", "processor", "forward"])
+def test_a_round_that_fails_or_is_interrupted_has_not_happened(
+    drafted: bool, fails_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caches hold what was emitted before, so another decoder goes on from there to the same text."""
+    target = target_of("qwen3")
+    truth = plain(target, GREEDY, 20)
+    d = decoder(target, planned(truth, [2, 0, 4]) if drafted else None, GREEDY, 20)
+    armed = False
+
+    def break_here() -> None:
+        if armed:
+            raise Broken
+
+    def watch(tokens: mx.array, logits: mx.array) -> mx.array:
+        break_here()
+        return logits
+
+    norm, stock_norm = type(target.model.model.norm), type(target.model.model.norm).__call__
+
+    def broken_norm(self: object, x: mx.array) -> mx.array:
+        if self is target.model.model.layers[2].input_layernorm:
+            break_here()
+        return stock_norm(self, x)
+
+    cut = d.cut
+    if fails_in == "cut":
+        d.cut = lambda tokens: break_here() or cut(tokens)
+    elif fails_in == "processor":
+        d.sampler = Sampler(GREEDY, [watch])
+    else:
+        monkeypatch.setattr(norm, "__call__", broken_norm)
+    list(d.prefill(PROMPT))
+    rounds = d.rounds()
+    emitted = [*next(rounds).tokens, *next(rounds).tokens, *next(rounds).tokens]
+    armed = True
+    with pytest.raises(Broken):
+        list(rounds)
+    armed = False
+    assert d.ids == [*PROMPT, *emitted] == [*PROMPT, *truth][: len(d.ids)]
+    assert {c.offset for c in d.cache} == {len(d.ids) - 1}
+    rest = len(truth) - len(emitted)
+    after = decoder(target, None, GREEDY, rest)
+    after.cache, after.ids = d.cache, list(d.ids)
+    assert text(list(after.rounds())) == truth[len(emitted) :]
+
+
 def test_a_second_run_from_a_snapshot_gives_the_same_text() -> None:
     target = target_of("qwen3")
     truth = plain(target, GREEDY, 20)

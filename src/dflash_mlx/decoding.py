@@ -7,6 +7,7 @@ nothing lazy is left behind.
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -125,17 +126,28 @@ class Decoder:
         verified = self.target.verify(
             mx.concatenate([mx.array(self.ids[-1:]), proposed]), self.cache, self.drafter.taps
         )
-        self.meter.verified(verified.logits, verified.features)
-        draws = self._draw(verified, proposed)
-        accepted = agree(_ints(proposed), draws)
-        return self._commit(verified, draws[: accepted + 1], n, accepted)
+        with self._undone_on_error(verified):
+            self.meter.verified(verified.logits, verified.features)
+            draws = self._draw(verified, proposed)
+            accepted = agree(_ints(proposed), draws)
+            return self._commit(verified, draws[: accepted + 1], n, accepted)
 
     def _step(self) -> Round:
         """One plain step that still taps features, so that drafting can go on after it."""
         self.meter.start()
         verified = self.target.verify(mx.array(self.ids[-1:]), self.cache, self._taps)
-        self.meter.verified(verified.logits, verified.features)
-        return self._commit(verified, self._draw(verified, None), 0, 0)
+        with self._undone_on_error(verified):
+            self.meter.verified(verified.logits, verified.features)
+            return self._commit(verified, self._draw(verified, None), 0, 0)
+
+    @contextmanager
+    def _undone_on_error(self, verified: Pass) -> Iterator[None]:
+        """When what follows a pass is interrupted or fails, the pass has not happened."""
+        try:
+            yield
+        except BaseException:
+            self.target.commit(self.cache, verified.tape, 0)
+            raise
 
     def _draw(self, verified: Pass, proposed: mx.array | None) -> list[int]:
         """The target's token for each row; the round's only wait for the device."""
@@ -161,15 +173,16 @@ class Decoder:
         """One token a pass, the next pass enqueued before this one is read, as in mlx-lm."""
         current, drawn = self._enqueue(mx.array(self.ids[-1:]), None)
         while True:
-            ahead = self._enqueue(drawn, drawn) if self._remaining > 1 else None
-            (token,) = _ints(drawn)
-            if token == UNDECIDED:
-                if ahead:
-                    self.target.commit(self.cache, ahead[0].tape, 0)
-                drawn = self.sampler.draw_whole(current.logits, len(self.ids), self._history(None))
+            with self._undone_on_error(current):
                 ahead = self._enqueue(drawn, drawn) if self._remaining > 1 else None
                 (token,) = _ints(drawn)
-            _, finish_reason = self.cut([token])
+                if token == UNDECIDED:
+                    if ahead:
+                        self.target.commit(self.cache, ahead[0].tape, 0)
+                    drawn = self.sampler.draw_whole(current.logits, len(self.ids), self._history(None))
+                    ahead = self._enqueue(drawn, drawn) if self._remaining > 1 else None
+                    (token,) = _ints(drawn)
+                _, finish_reason = self.cut([token])
             self._extend([token])
             # For whoever looks or stops here, the pass that runs ahead has not happened.
             if ahead:
@@ -188,8 +201,9 @@ class Decoder:
         """Start a one-row pass and its draw; `since` holds the token that `self.ids` does not have yet."""
         verified = self.target.verify(ids, self.cache, ())
         position = len(self.ids) + (since is not None)
-        drawn = self.sampler.draw(verified.logits, position, self._history(since))
-        mx.async_eval(drawn)
+        with self._undone_on_error(verified):
+            drawn = self.sampler.draw(verified.logits, position, self._history(since))
+            mx.async_eval(drawn)
         return verified, drawn
 
     def _history(self, since: mx.array | None) -> mx.array | None:
