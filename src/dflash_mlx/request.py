@@ -63,6 +63,18 @@ class Options:
             value = getattr(made, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(f"{name} is {value!r}; expected a number.")
+        for name, kind, expected in (
+            ("raw", bool, "True or False"),
+            ("profile", bool, "True or False"),
+            ("think", bool | None, "True, False or None"),
+            ("system", str | None, "text"),
+        ):
+            if not isinstance(value := getattr(made, name), kind):
+                raise UsageError(f"{name} is {value!r}; expected {expected}.")
+        if not isinstance(made.logits_processors, Sequence) or not all(map(callable, made.logits_processors)):
+            raise UsageError(
+                f"logits_processors is {made.logits_processors!r}; expected a list of functions of tokens and logits."
+            )
         check_stop_strings(made.stop)
         sampling.check(made.sampling(0))
         return made
