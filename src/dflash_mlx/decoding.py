@@ -120,7 +120,7 @@ class Decoder:
         proposal = self.drafter.propose(self.ids[-1], self.block_size)
         # The draft runs while the verify pass is being built.
         mx.async_eval(proposal.tokens)
-        self.meter.drafted(*proposal)
+        self.meter.drafted(proposal.tokens)
         n = min(self.policy.choose(proposal.tokens.shape[0]), self._remaining - 1)
         proposed = proposal.tokens[:n]
         verified = self.target.verify(
