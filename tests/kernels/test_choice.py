@@ -142,6 +142,33 @@ def test_a_kernel_that_does_not_build_is_reported_once_with_the_compilers_first_
     assert later.prepare(contests) is NO_KERNELS and later.notes == []
 
 
+def test_a_failure_that_is_not_the_kernels_own_is_tried_again_in_the_next_run(tmp_path):
+    def full(x):
+        raise RuntimeError(
+            "[metal::malloc] Attempting to allocate 99 bytes which is greater than the maximum"
+        )
+
+    arms = Arms()
+    chooser = arms.chooser(tmp_path / "kernels.json")
+    assert chooser.prepare([arms.contest(full)]) is NO_KERNELS
+    assert chooser.prepare([arms.contest()]) is NO_KERNELS  # not within this one
+    assert len(chooser.notes) == 1 and "metal::malloc" in chooser.notes[0]
+    again = arms.chooser(tmp_path / "kernels.json")
+    assert again.prepare([arms.contest()]).factory_for("doubling", "n8") is factory
+
+
+def test_memory_that_runs_out_in_the_race_ends_no_generation():
+    arms = Arms()
+
+    def later(x):
+        if len(arms.ran) > 10:
+            raise RuntimeError("[metal::malloc] out of memory")
+        return [2 * x]
+
+    chooser = arms.chooser()
+    assert chooser.prepare([arms.contest(later)]) is NO_KERNELS and len(chooser.notes) == 1
+
+
 def test_what_was_found_is_kept_for_the_next_run(tmp_path):
     path = tmp_path / "deep" / "kernels.json"
     first = Arms()

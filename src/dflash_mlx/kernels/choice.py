@@ -13,10 +13,9 @@ import importlib.metadata
 import math
 import os
 import re
-import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
@@ -25,36 +24,27 @@ import mlx.core as mx
 
 from dflash_mlx import runtime
 from dflash_mlx.errors import UsageError
+from dflash_mlx.kernels import contest as contests
 from dflash_mlx.kernels import verdicts
+from dflash_mlx.kernels.contest import Contest
 from dflash_mlx.kernels.source import Factory, usable
 from dflash_mlx.kernels.verdicts import Machine, Verdict
 
-Mode = Literal["auto", "off", "on"]  # on: every kernel that is right, whatever its speed
-Work = Callable[[], Sequence[mx.array]]
+__all__ = [
+    "NO_KERNELS",
+    "Chooser",
+    "Choices",
+    "Contest",
+    "Mode",
+    "Row",
+    "mode_from_environment",
+    "this_machine",
+]
 
+Mode = Literal["auto", "off", "on"]  # on: every kernel that is right, whatever its speed
 _STOCK = "MLX's own operations are used"
 _MARGIN = 0.97
-_CHECKS = 2  # data sets on which a kernel must be right
-_ROUNDS = 7
-_CALLS = 16  # in one timed sample, so that the launch of a sample does not count
-_COLD_BYTES = 64 << 20  # a sample reads this much before it reads the same weights again: beyond the caches
-
-
-@dataclass(frozen=True, slots=True)
-class Contest:
-    """One kernel, its reference, and data of one shape class."""
-
-    kernel: str
-    digest: str  # of the kernel's text
-    shape_class: str
-    bound: float  # allowed difference relative to the largest entry of the reference; integers must be equal
-    bytes: int  # what one call reads, roughly
-    inputs: Callable[[int], tuple[mx.array, ...]]  # seed -> random data; touches no global state
-    reference: Callable[..., Sequence[mx.array]]  # (*inputs)
-    candidate: Callable[..., Sequence[mx.array]]  # (factory, *inputs)
-    exact: Callable[..., Sequence[mx.array]] | None = (
-        None  # (*inputs); where the reference itself rounds more
-    )
+_BUILD_FAILURE = re.compile(r"\berror:|[Uu]nable to (build|load)|maximum allowed threads")  # as MLX says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +106,7 @@ class Chooser:
         factory: Factory | None = None,
         machine: Machine | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        run: Callable[[Work], Sequence[mx.array]] | None = None,
+        run: contests.Run | None = None,
     ) -> None:
         """Decide nothing yet.
 
@@ -137,11 +127,11 @@ class Chooser:
         self._factory = usable(factory)
         self._machine = machine or this_machine()
         self._clock = clock
-        self._run = run or _evaluate
+        self._run = run or contests.evaluate
         self._known: dict[tuple[str, str, str], Verdict] | None = None
         self._lock = threading.Lock()
 
-    def prepare(self, contests: Iterable[Contest]) -> Choices:
+    def prepare(self, wanted: Iterable[Contest]) -> Choices:
         """Settle what is not yet known and return the choices for a generation; call it before one starts."""
         if self._mode == "off":
             return NO_KERNELS
@@ -155,12 +145,13 @@ class Chooser:
             known = self._verdicts()
             fresh = []
             chosen = []
-            for contest in contests:
+            for contest in wanted:
                 verdict = known.get((contest.kernel, contest.digest, contest.shape_class))
                 if verdict is None or (verdict.outcome == "unraced" and self._mode == "auto"):
                     verdict = self._hold(contest, self._factory)
-                    fresh.append(verdict)
                     known[verdict.key] = verdict
+                    if verdict.outcome != "failed":
+                        fresh.append(verdict)
                 chosen.append(verdict)
             if fresh:
                 self._save(fresh)
@@ -191,12 +182,15 @@ class Chooser:
 
     def _hold(self, contest: Contest, factory: Factory) -> Verdict:
         try:
-            error = max(self._error(contest, factory, seed) for seed in range(_CHECKS))
+            return self._compare(contest, factory)
         except (RuntimeError, ValueError) as failure:
-            line = _first_line(failure)
-            note = f"The kernel {contest.kernel} does not run on this system ({line}): {_STOCK}."
-            self._tell(note)
-            return self._verdict(contest, "unbuilt", f"does not run here: {line}")
+            line = contests.first_line(failure)
+            self._tell(f"The kernel {contest.kernel} does not run on this system ({line}): {_STOCK}.")
+            outcome: verdicts.Outcome = "unbuilt" if _BUILD_FAILURE.search(str(failure)) else "failed"
+            return self._verdict(contest, outcome, f"does not run here: {line}")
+
+    def _compare(self, contest: Contest, factory: Factory) -> Verdict:
+        error = contests.error(contest, factory, self._run)
         if error > contest.bound:
             self._tell(
                 f"The kernel {contest.kernel} gives a wrong result here for {contest.shape_class} (off by "
@@ -205,38 +199,12 @@ class Chooser:
             return self._verdict(contest, "wrong", f"wrong: off by {error:.2g}, allowed {contest.bound:.2g}")
         if self._mode == "on":
             return self._verdict(contest, "unraced", "right, not timed")
-        stock, kernel = self._race(contest, factory)
+        stock, kernel = contests.race(contest, factory, self._run, self._clock)
         gain = (stock / kernel - 1) * 100 if kernel > 0 else math.inf
         if kernel <= _MARGIN * stock:
             return self._verdict(contest, "faster", f"{gain:.0f} % faster", stock * 1e3, kernel * 1e3)
         why = f"not 3 % faster ({gain:+.0f} %)"
         return self._verdict(contest, "slow", why, stock * 1e3, kernel * 1e3)
-
-    def _error(self, contest: Contest, factory: Factory, seed: int) -> float:
-        data = contest.inputs(seed)
-        expected = self._run(lambda: (contest.exact or contest.reference)(*data))
-        got = self._run(lambda: contest.candidate(factory, *data))
-        return _difference(expected, got)
-
-    def _race(self, contest: Contest, factory: Factory) -> tuple[float, float]:
-        """Median seconds of one call of the reference and of the kernel."""
-        copies = max(1, min(8, -(-_COLD_BYTES // max(contest.bytes, 1))))
-        data = [contest.inputs(_CHECKS + seed) for seed in range(copies)]
-        self._run(lambda: [array for arrays in data for array in arrays])
-        turns = [data[i % copies] for i in range(max(_CALLS, copies))]
-        arms: list[Work] = [
-            lambda: [out for arrays in turns for out in contest.reference(*arrays)],
-            lambda: [out for arrays in turns for out in contest.candidate(factory, *arrays)],
-        ]
-        for arm in arms:
-            self._run(arm)
-        seconds: tuple[list[float], list[float]] = ([], [])
-        for turn in range(_ROUNDS):
-            for which in (0, 1) if turn % 2 == 0 else (1, 0):
-                start = self._clock()
-                self._run(arms[which])
-                seconds[which].append((self._clock() - start) / len(turns))
-        return statistics.median(seconds[0]), statistics.median(seconds[1])
 
     def _verdict(
         self,
@@ -270,33 +238,3 @@ class Chooser:
     def _tell(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
-
-
-def _evaluate(work: Work) -> Sequence[mx.array]:
-    arrays = work()
-    mx.eval(arrays)
-    return arrays
-
-
-def _difference(expected: Sequence[mx.array], got: Sequence[mx.array]) -> float:
-    """The largest difference of any output, relative to its largest entry; infinite if unlike or NaN."""
-    worst = 0.0
-    for want, have in zip(expected, got, strict=True):
-        if want.shape != have.shape or want.dtype != have.dtype:
-            return math.inf
-        if not mx.issubdtype(want.dtype, mx.floating):
-            if not mx.array_equal(want, have):
-                return math.inf
-            continue
-        want, have = want.astype(mx.float32), have.astype(mx.float32)
-        scale = mx.maximum(mx.abs(want).max(), 1e-6)
-        error = float(mx.abs(want - have).max() / scale)
-        worst = max(worst, error if math.isfinite(error) else math.inf)
-    return worst
-
-
-def _first_line(failure: Exception) -> str:
-    """The compiler's first complaint, or the first line of the message when there is none."""
-    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    complaint = next((line for line in lines if re.search(r"\berror:", line)), None)
-    return (complaint or (lines[0] if lines else type(failure).__name__))[:200]

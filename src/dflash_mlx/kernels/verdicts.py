@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-Outcome = Literal["faster", "slow", "wrong", "unbuilt", "unraced"]
+# failed: not for a fault of the text (memory, for one); holds for the process and is not filed
+Outcome = Literal["faster", "slow", "wrong", "unbuilt", "failed", "unraced"]
 
 _VERSION = 1
 
