@@ -216,7 +216,7 @@ def _launch(
     part, stats = _FIRST_PASS[layout.form].build(factory)(
         inputs=[
             *arrays,
-            mx.zeros(1, mx.uint32) if sight.ancestors is None else sight.ancestors,
+            mx.array([0], mx.uint32) if sight.ancestors is None else sight.ancestors,
             mx.array([context_length, sight.window or 0, rows], mx.int32),
             scale * math.log2(math.e),  # the body works with exp2
         ],
