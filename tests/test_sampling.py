@@ -237,6 +237,13 @@ def test_a_token_of_infinite_logit_is_drawn_always() -> None:
         assert drawn(params, logits) == [1]
 
 
+def test_logits_that_are_no_numbers_give_an_id_all_the_same() -> None:
+    """An id past the embedding would be read from anywhere in memory."""
+    logits = mx.array([[1.0, mx.nan, 3.0], [mx.nan] * 3])
+    for cut in ({}, {"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.1}):
+        assert set(drawn(SamplingParams(temperature=1.0, **cut), logits)) <= {0, 1, 2}
+
+
 # What a draw depends on.
 
 

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import quantize_model
 
 from dflash_mlx.errors import CheckpointError, UnsupportedError
-from dflash_mlx.target import MLXTarget, build, load_target
+from dflash_mlx.target import MLXTarget, build, load_target, plain_tokens, taps
 from dflash_mlx.target import caches as target_caches
 from dflash_mlx.target.caches import check_kinds
 from tests.kit.models import CONFIGS, LAYOUTS, VOCAB, parameter_names, tiny_target
@@ -167,6 +167,39 @@ def test_two_threads_share_one_model() -> None:
     ]
     for thread in threads:
         thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_plain_decoding_never_runs_into_the_taps_of_another_thread() -> None:
+    """A shared model whose first layer is set to stop: mlx-lm's loop and a new target wait until it is not."""
+    target = tiny_target("qwen3")
+    wrong: list[str] = []
+
+    def draw(logits: mx.array, position: int, history: mx.array) -> mx.array:
+        return logits.argmax(-1)
+
+    def plain() -> None:
+        try:
+            ids = plain_tokens(
+                target, [1, 2, 3], max_new_tokens=3, draw=draw, draw_whole=draw, prefill_chunk=2
+            )
+            assert len(list(ids)) == 3
+        except BaseException as error:
+            wrong.append(repr(error))
+
+    def share() -> None:
+        try:
+            MLXTarget(target.model, target.config, "another")
+        except BaseException as error:
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=plain), threading.Thread(target=share)]
+    with target._lock, taps.stopping(layers_of(target)[0]):
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.3)
     for thread in threads:
         thread.join()
     assert wrong == []

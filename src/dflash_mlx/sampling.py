@@ -192,8 +192,8 @@ def _draw_within(scores: mx.array, keys: mx.array, params: SamplingParams, short
         kept = kept & (weights >= params.min_p)
     noisy = mx.where(kept, values + _gumbel(ids, keys), -mx.inf)
     best = mx.max(noisy, axis=-1, keepdims=True)
-    no_id = mx.array(2**31 - 1, mx.uint32)
-    drawn = mx.min(mx.where(noisy == best, ids, no_id), axis=-1).astype(mx.int32)
+    last_id = mx.array(scores.shape[-1] - 1, mx.uint32)  # where no score is a number, still an id
+    drawn = mx.min(mx.where(noisy == best, ids, last_id), axis=-1).astype(mx.int32)
     if shortlist == scores.shape[-1]:
         return drawn
     # Elements equal to the shortlist's last may have been left out, so the cut must end above it, unless those

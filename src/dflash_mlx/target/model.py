@@ -66,6 +66,12 @@ class MLXTarget:
         cache: Cache = make_prompt_cache(self.model)
         return cache
 
+    def forward(self, ids: mx.array, cache: Cache | None = None) -> mx.array:
+        """mlx-lm's own forward [1, S] -> [1, S, V], out of reach of taps that another thread has set."""
+        with self._lock:
+            logits: mx.array = self.model(ids, cache=cache)
+        return logits
+
     def embed(self, ids: mx.array) -> mx.array:
         """Token ids [S] to the rows [S, D] that enter layer 0, scaled as the model scales them."""
         try:
@@ -122,11 +128,11 @@ class MLXTarget:
         A change in mlx-lm that breaks what the taps rely on is refused here, aloud.
         """
         ids = mx.array([0, 1, 2])
-        stock = self.model(ids[None], cache=make_prompt_cache(self.model))[0]
+        stock = self.forward(ids[None], self.make_cache())[0]
         cache = self.make_cache()
         tapped = self.verify(ids, cache, range(self.num_layers))
         with self._lock, taps.recording([self._trunk], [0]) as outputs:
-            self.model(ids[None], cache=make_prompt_cache(self.model))
+            self.model(ids[None], cache=self.make_cache())
         hidden = outputs[0][0]
         rows = self.embed(ids)
         again, doubled = self.head(hidden), self.head(2 * hidden)

@@ -37,7 +37,7 @@ def plain_tokens(
         step = _Step(decide, draw, mx.array(ids[:first], mx.int32))
         tokens = generate_step(
             mx.array(unread),
-            target.model,
+            target.forward,
             max_tokens=max_new_tokens - (len(ids) - len(prompt)),
             prompt_cache=cache,
             prefill_step_size=prefill_chunk,
