@@ -263,8 +263,9 @@ def test_the_gathered_call_runs_what_was_chosen():
     assert (
         difference(got, gathered_qmm_exact(x, ids, weight)) < BOUNDS[mx.float16] and len(factory.built) == 1
     )
-    got = gathered_qmm.gathered_qmm(x, ids, weight, rows_per_expert=4)
-    assert mx.array_equal(got, gathered_qmm_reference(x, ids, weight)) and len(factory.built) == 1
+    for other in ({"rows_per_expert": 4}, {"rows_per_expert": 9, "choices": choices}):
+        got = gathered_qmm.gathered_qmm(x, ids, weight, **other)
+        assert mx.array_equal(got, gathered_qmm_reference(x, ids, weight)) and len(factory.built) == 1
 
 
 @pytest.mark.parametrize("gathered", [False, True])
