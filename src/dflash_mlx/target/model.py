@@ -47,8 +47,7 @@ class MLXTarget:
         self._trunk = _trunk(model, self._layers[0], self.model_type)
         self._lock = _lock_of(model)
         caches.check_kinds(make_prompt_cache(model), self.model_type)
-        self.hidden_size = int(self.embed(mx.array([0])).shape[-1])
-        self.vocab_size = self._probe()
+        self.hidden_size, self.vocab_size = self._probe()
 
     @property
     def nbytes(self) -> int:
@@ -122,8 +121,8 @@ class MLXTarget:
         """Bring back the state of `snapshot`."""
         caches.restore(cache, snapshot)
 
-    def _probe(self) -> int:
-        """Compare a tapped pass, the embedding and the head with the stock forward; gives the width of the logits.
+    def _probe(self) -> tuple[int, int]:
+        """Compare a tapped pass, the embedding and the head with the stock forward; gives the widths of both ends.
 
         A change in mlx-lm that breaks what the taps rely on is refused here, aloud.
         """
@@ -142,8 +141,7 @@ class MLXTarget:
             mx.array_equal(stock, tapped.logits).item()
             and mx.array_equal(stock, again).item()
             and not mx.array_equal(again, doubled).item()  # a head behind a norm would not see the factor
-            and rows.shape == (3, self.hidden_size)
-            and tapped.features.shape == (3, self.num_layers * self.hidden_size)
+            and tapped.features.shape == (3, self.num_layers * rows.shape[-1])
             and caches.length(cache) == 1
         )
         if not fits:
@@ -151,7 +149,7 @@ class MLXTarget:
                 f"The forward of a '{self.model_type}' model is not one that hidden states can be read from in this "
                 "version of mlx-lm (tapped and stock passes differ). Try mode='off', or another target."
             )
-        return int(stock.shape[-1])
+        return int(rows.shape[-1]), int(stock.shape[-1])
 
 
 def _trunk(model: nn.Module, first: nn.Module, model_type: str) -> nn.Module:
