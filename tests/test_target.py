@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import quantize_model
 
 from dflash_mlx.errors import CheckpointError, UnsupportedError
@@ -319,6 +319,31 @@ def test_a_snapshot_stays_valid_whatever_happens_to_the_cache() -> None:
     fresh = target.make_cache()
     target.restore(fresh, long)
     assert mx.allclose(next_logits(target, fresh), expected, atol=1e-4)
+
+
+def test_a_quantised_cache_forgets_and_comes_back_too() -> None:
+    """Its buffers are lists of three arrays, and its own `trim` is never called."""
+    target = tiny_target("qwen3", head_dim=32)
+
+    def quantised_read(*pieces: list[int]) -> Any:
+        held = [QuantizedKVCache(group_size=32, bits=8) for _ in range(4)]
+        for ids in pieces:
+            mx.eval(target.verify(mx.array(ids), held, ()).logits)
+        return held
+
+    held = quantised_read([5, 9, 100])
+    tape = target.verify(mx.array([7, 3, 20, 4]), held, ()).tape
+    target.commit(held, tape, 2)
+    target.settle(held)
+    saved = target.snapshot(held)
+    expected = next_logits(target, quantised_read([5, 9, 100, 7, 3]))
+    assert mx.allclose(next_logits(target, held), expected, atol=1e-3)
+    target.commit(held, tape, 0)
+    mx.eval(target.verify(mx.array([1] * 9), held, ()).logits)
+    target.restore(held, saved)
+    assert mx.allclose(next_logits(target, held), expected, atol=1e-3)
+    exact = next_logits(target, read(target, [5, 9, 100, 7, 3]))
+    assert not mx.array_equal(exact, expected), "8 bits are seen in the logits"
 
 
 def test_an_empty_cache_can_be_settled_saved_and_brought_back() -> None:
