@@ -1,20 +1,21 @@
 // The token of each row and how many proposed tokens agree with the rows before them.
 //
-// best [S, PARTS] of float and id [S, PARTS] of int32 from greedy_walk_rows.metal, proposal [S - 1] of int32.
+// best [S, parts] of float and id [S, parts] of int32 from greedy_walk_rows.metal, proposal [S - 1] of int32.
 // Out: walk [S + 1] of int32 = (accepted, token of row 0, ..., token of row S - 1).
 // Limits: S 2..32. Grid: (32 S, 1, 1) in one threadgroup, one SIMD-group a row.
   threadgroup int token[32];
 
   const int S = id_shape[0];
+  const int parts = id_shape[1];
   const int row = simdgroup_index_in_threadgroup;
   const int lane = thread_index_in_simdgroup;
   float top = Limits<float>::min;
   int top_id = 2147483647;
-  for (int p = lane; p < PARTS; p += 32) {
-    const float value = best[row * PARTS + p];
+  for (int p = lane; p < parts; p += 32) {
+    const float value = best[row * parts + p];
     if (value > top) {  // ids rise with p, so a tie never replaces
       top = value;
-      top_id = id[row * PARTS + p];
+      top_id = id[row * parts + p];
     }
   }
   const float row_top = simd_max(top);

@@ -1,13 +1,14 @@
 // The largest logit of each part of each row, and the lowest id that has it.
 //
-// logits [S, V] of T. Out: best [S, PARTS] of float, id [S, PARTS] of int32.
+// logits [S, V] of any float. Out: best [S, parts] of float, id [S, parts] of int32.
 // Limits: S V below 2^31; threadgroups of 256. A part without a logit above -inf has id 2^31 - 1.
-// Grid: (256 * PARTS, S, 1); part p has the ids p * SPAN .. + SPAN - 1, and only the last may be short.
+// Grid: (256 * parts, S, 1); part p has the ids p * SPAN .. + SPAN - 1, and only the last may be short.
   threadgroup float group_best[8];
   threadgroup int group_id[8];
 
   const int V = logits_shape[1];
   const int part = threadgroup_position_in_grid.x;
+  const int parts = threadgroups_per_grid.x;
   const int row = threadgroup_position_in_grid.y;
   const int from = part * SPAN;
   const int to = min(from + SPAN, V);
@@ -36,6 +37,6 @@
         group_id[0] = group_id[g];
       }
     }
-    best[row * PARTS + part] = group_best[0];
-    id[row * PARTS + part] = group_id[0];
+    best[row * parts + part] = group_best[0];
+    id[row * parts + part] = group_id[0];
   }

@@ -47,7 +47,7 @@ def greedy_walk_kernel(logits: mx.array, proposal: mx.array, *, factory: Factory
     parts = -(-vocabulary // _SPAN)
     best, ids = WALK_ROWS.build(factory)(
         inputs=[logits],
-        template=[("SPAN", _SPAN), ("PARTS", parts)],
+        template=[("SPAN", _SPAN)],
         grid=(_THREADS * parts, rows, 1),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[(rows, parts), (rows, parts)],
@@ -55,7 +55,6 @@ def greedy_walk_kernel(logits: mx.array, proposal: mx.array, *, factory: Factory
     )
     return WALK.build(factory)(
         inputs=[best, ids, proposal],
-        template=[("PARTS", parts)],
         grid=(32 * rows, 1, 1),
         threadgroup=(32 * rows, 1, 1),
         output_shapes=[(rows + 1,)],
