@@ -4,7 +4,7 @@ import json
 import shutil
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlx.core as mx
@@ -42,14 +42,14 @@ DRAFT = {
 
 def write_target(folder: Path, **changes: Any) -> Path:
     """A target folder; `changes` go to its config alone, the weights stay."""
-    shutil.copytree(_made("target"), folder, dirs_exist_ok=True)
+    shutil.copytree(_made("target").name, folder, dirs_exist_ok=True)
     write_config(folder, {**TARGET, **changes})
     return folder
 
 
 def write_draft(folder: Path, **changes: Any) -> Path:
     """A drafter folder for `write_target`'s target; `changes` go to its config alone, the weights stay."""
-    shutil.copytree(_made("draft"), folder, dirs_exist_ok=True)
+    shutil.copytree(_made("draft").name, folder, dirs_exist_ok=True)
     write_config(folder, {**DRAFT, **changes})
     return folder
 
@@ -74,8 +74,10 @@ def split_into_shards(folder: Path) -> list[Path]:
 
 
 @cache
-def _made(kind: str) -> Path:
-    folder = Path(mkdtemp(prefix=f"dflash-{kind}-"))
+def _made(kind: str) -> "TemporaryDirectory[str]":
+    """Made once a test run and removed with it."""
+    made = TemporaryDirectory(prefix=f"dflash-{kind}-")
+    folder = Path(made.name)
     if kind == "target":
         model = tiny_target("qwen3", vocab_size=VOCAB, dtype=mx.bfloat16).model
         tokenizer = build_bpe(vocab_size=300)
@@ -86,4 +88,4 @@ def _made(kind: str) -> Path:
         model = DraftNetwork(DraftConfig.from_dict(DRAFT, name="tiny"), name="tiny")
         model.set_dtype(mx.bfloat16)
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    return folder
+    return made

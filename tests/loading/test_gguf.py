@@ -79,6 +79,8 @@ def test_a_rendered_prompt_has_the_ids_of_the_published_tokenizer(tokenizer, tur
 
 def test_digits_are_single_and_bytes_come_back(tokenizer):
     assert [tokenizer.decode([i]) for i in encode_raw(tokenizer, "2026")] == ["2", "0", "2", "6"]
+    # A digit ends the run of spaces before it: the target's own lists are written so.
+    assert [tokenizer.decode([i]) for i in encode_raw(tokenizer, ":\n\n1.")] == [":", "\n\n", "1", "."]
     for text in ("naïve 北京 🎉\n\ttab", "  two  spaces ", "don't I'll we've", "a.b,c;d", "ﬁ\u00a0x\u200b"):
         assert tokenizer.decode(encode_raw(tokenizer, text)) == text
 

@@ -111,7 +111,9 @@ def test_offline_a_repository_without_its_weights_is_not_used(repos, monkeypatch
 
 def test_a_cache_without_the_hub_s_list_is_completed(repos, tmp_path):
     folder = weights(small_files("someone/tiny", role="target"))
-    for listing in (tmp_path / "cache").rglob("trees/*.json"):
+    listings = list((tmp_path / "cache").rglob("trees/*.json"))
+    assert listings
+    for listing in listings:
         listing.unlink()  # as an older version left it
     (folder / "tokenizer.json").unlink()
     assert (weights(small_files("someone/tiny", role="target")) / "tokenizer.json").exists()
