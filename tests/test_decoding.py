@@ -149,7 +149,7 @@ def test_a_stop_id_ends_the_text_wherever_it_falls_in_a_block(plan: list[int], s
     rounds = run(d)
     assert text(rounds) == truth[: truth.index(stop) + 1]
     assert rounds[-1].finish_reason == "stop"
-    assert d.cache[0].offset == len(d.ids) - 1
+    assert d.cache[0].offset == d.drafter.context_length == len(d.ids) - 1
 
 
 @pytest.mark.parametrize("budget", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
