@@ -129,7 +129,7 @@ def delta_replay(
     choices: Choices = NO_KERNELS,
 ) -> tuple[mx.array, mx.array]:
     """`delta_replay_reference` by whatever was chosen for this class."""
-    if supports(key, v, decay, beta, state, conv, count):
+    if choices.chosen and supports(key, v, decay, beta, state, conv, count):
         chosen = choices.factory_for(REPLAY.name, shape_class(key, v, decay, conv))
         if chosen is not None:
             return delta_replay_kernel(key, v, decay, beta, state, conv, count, factory=chosen)

@@ -5,17 +5,20 @@ MLX's `gather_qmm`. Rows that stand together and go to one expert share one read
 caller sorts them; unsorted rows are right and slow. Knows no router and no layer.
 """
 
+import functools
+
 import mlx.core as mx
 
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
 from dflash_mlx.kernels.quantised import (
     BOUNDS,
     MAX_ROWS,
+    Product,
     Quantised,
-    describe,
     launch,
     random_weight,
     row_band,
+    settings,
 )
 from dflash_mlx.kernels.source import Factory, Kernel
 
@@ -30,14 +33,8 @@ GATHERED = Kernel(
 
 def supports(x: mx.array, experts: mx.array, weight: Quantised) -> bool:
     """Whether the kernel takes this product: the limits of `rows_qmm_gathered.metal`."""
-    return (
-        x.ndim == 2
-        and len(x) >= 1
-        and weight.words.ndim == 3
-        and experts.shape == x.shape[:1]
-        and experts.dtype in (mx.int32, mx.uint32)
-        and weight.fits(x)
-    )
+    listed = experts.shape == x.shape[:1] and experts.dtype in (mx.int32, mx.uint32)
+    return listed and _class_of(Product.of(x, weight), 1) is not None
 
 
 def gathered_qmm_reference(
@@ -80,11 +77,12 @@ def gathered_qmm_kernel(
     Room for `rows_per_expert` rows to a tile would be padding for the most part where experts are many; a tile
     has room for twice the average, at least eight, and an expert with more rows reads its weight again.
     """
+    product = Product.of(x, weight)
+    average = -(-product.rows // product.words[0])
+    shared = min(rows_per_expert, product.rows, MAX_ROWS, max(8, 2 * average))
     assert weight.biases is not None
-    average = -(-len(x) // len(weight.words))
-    shared = min(rows_per_expert, len(x), MAX_ROWS, max(8, 2 * average))
     inputs = [x, experts, weight.words, weight.scales, weight.biases]
-    return launch(GATHERED, inputs, x, weight, shared_rows=shared, factory=factory)
+    return launch(GATHERED, inputs, settings(product, shared), factory)
 
 
 def gathered_qmm(
@@ -106,18 +104,33 @@ def gathered_qmm(
         in_order: whether `experts` is sorted.
         choices: what was chosen before the generation.
     """
-    if supports(x, experts, weight):
-        factory = choices.factory_for(GATHERED.name, shape_class(x, weight, rows_per_expert))
+    if choices.chosen and supports(x, experts, weight):
+        name = shape_class(x, weight, rows_per_expert)
+        factory = choices.factory_for(GATHERED.name, name)
         if factory is not None:
             return gathered_qmm_kernel(x, experts, weight, rows_per_expert=rows_per_expert, factory=factory)
     return gathered_qmm_reference(x, experts, weight, in_order=in_order)
 
 
 def shape_class(x: mx.array, weight: Quantised, rows_per_expert: int) -> str:
-    """The class that one measurement stands for: bands of row counts, all else exact."""
+    """The class that one measurement stands for: bands of row counts, all else exact.
+
+    Raises:
+        ValueError: the kernel does not take this product.
+    """
+    name = _class_of(Product.of(x, weight), rows_per_expert)
+    if name is None:
+        raise ValueError(f"{GATHERED.name} does not take rows {x.shape} times words {weight.words.shape}.")
+    return name
+
+
+@functools.lru_cache(maxsize=4096)
+def _class_of(product: Product, rows_per_expert: int) -> str | None:
+    if len(product.x) != 2 or product.rows < 1 or len(product.words) != 3 or not product.fits():
+        return None
     low, high = row_band(rows_per_expert)
-    chosen = -(-len(x) // rows_per_expert)  # experts of a row
-    return f"m{low}-{high} x{chosen} of {len(weight.words)} {describe(x, weight)}"
+    chosen = -(-product.rows // rows_per_expert)  # experts of a row
+    return f"m{low}-{high} x{chosen} of {product.words[0]} {product.describe()}"
 
 
 def contest(rows: int, chosen: int, weight: Quantised, dtype: mx.Dtype) -> Contest:

@@ -64,7 +64,7 @@ def greedy_walk_kernel(logits: mx.array, proposal: mx.array, *, factory: Factory
 
 def greedy_walk(logits: mx.array, proposal: mx.array, *, choices: Choices = NO_KERNELS) -> mx.array:
     """`greedy_walk_reference` by whatever was chosen for this class."""
-    if supports(logits, proposal):
+    if choices.chosen and supports(logits, proposal):
         chosen = choices.factory_for(WALK.name, shape_class(logits))
         if chosen is not None:
             return greedy_walk_kernel(logits, proposal, factory=chosen)

@@ -4,6 +4,8 @@ In: arrays in the layout of `mx.quantize`. Out: whether the kernels take them, t
 name of the shape class, random weights for contests. Launches nothing.
 """
 
+import functools
+import math
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -35,33 +37,77 @@ class Quantised(NamedTuple):
         """N, the columns of the product."""
         return self.words.shape[-2]
 
-    def fits(self, x: mx.array) -> bool:
-        """Whether the kernels take rows x [M, K] times this weight: dtypes, bits, groups, sizes."""
-        depth = x.shape[-1]
-        return (
-            self.bits in (4, 8)
-            and self.group_size in (32, 64, 128)
-            and depth % self.group_size == 0
-            and self.words.dtype == mx.uint32
-            and self.words.shape[-1] * 32 == depth * self.bits
-            and self.words.shape[-2] * self.words.shape[-1] < 2**31
-            and x.dtype in BOUNDS
-            and self.scales.dtype in BOUNDS
-            and self.scales.size >= 8  # fewer come as `constant`, which the body does not take
-            and self.biases is not None
-            and self.biases.dtype == self.scales.dtype
-            and self.biases.shape == self.scales.shape
-            and self.scales.shape == (*self.words.shape[:-1], depth // self.group_size)
-        )
-
     def result_type(self, x: mx.array) -> mx.Dtype:
         """The dtype of the product, as MLX promotes: two different floats of 16 or 32 bits give 32."""
-        return x.dtype if x.dtype == self.scales.dtype else mx.float32
+        return _result_type(x.dtype, self.scales.dtype)
 
     def widened(self) -> "Quantised":
         """The same weight with its scales and biases in fp32."""
         biases = None if self.biases is None else self.biases.astype(mx.float32)
         return self._replace(scales=self.scales.astype(mx.float32), biases=biases)
+
+
+class Product(NamedTuple):
+    """The shapes and dtypes of one product: all that its limits, its cut and its class depend on.
+
+    What follows from it is remembered: a pass has hundreds of products, each again in every round.
+    """
+
+    x: tuple[int, ...]
+    x_type: mx.Dtype
+    words: tuple[int, ...]
+    words_type: mx.Dtype
+    scales: tuple[int, ...]
+    scales_type: mx.Dtype
+    biases: tuple[int, ...] | None
+    biases_type: mx.Dtype | None
+    group_size: int
+    bits: int
+
+    @classmethod
+    def of(cls, x: mx.array, weight: Quantised) -> "Product":
+        """The product of rows x [..., K] and a weight."""
+        words, scales, biases, group_size, bits = weight
+        biases_shape, biases_type = (None, None) if biases is None else (biases.shape, biases.dtype)
+        return cls(
+            x.shape,
+            x.dtype,
+            words.shape,
+            words.dtype,
+            scales.shape,
+            scales.dtype,
+            biases_shape,
+            biases_type,
+            group_size,
+            bits,
+        )
+
+    @property
+    def rows(self) -> int:
+        """Activation rows, whatever dimensions they come in."""
+        return math.prod(self.x[:-1])
+
+    def fits(self) -> bool:
+        """Whether the kernels take these dtypes, bits, groups and sizes."""
+        depth = self.x[-1]
+        return (
+            self.bits in (4, 8)
+            and self.group_size in (32, 64, 128)
+            and depth % self.group_size == 0
+            and self.words_type == mx.uint32
+            and self.words[-1] * 32 == depth * self.bits
+            and self.words[-2] * self.words[-1] < 2**31
+            and self.x_type in BOUNDS
+            and self.scales_type in BOUNDS
+            and math.prod(self.scales) >= 8  # fewer come as `constant`, which the body does not take
+            and self.biases_type == self.scales_type
+            and self.biases == self.scales == (*self.words[:-1], depth // self.group_size)
+        )
+
+    def describe(self) -> str:
+        """The part of a shape class that the weight and the dtypes make."""
+        types = [_SHORT[self.x_type]] + [_SHORT[self.scales_type]] * (self.x_type != self.scales_type)
+        return f"n{self.words[-2]} k{self.x[-1]} {self.bits} bit g{self.group_size} {'/'.join(types)}"
 
 
 class Plan(NamedTuple):
@@ -101,48 +147,56 @@ def plan(rows: int, columns: int, depth: int, bits: int) -> Plan:
     return Plan(row_tiles, column_tiles, slices, max(1, 4 // slices))
 
 
-def launch(
-    kernel: Kernel,
-    inputs: list[mx.array],
-    x: mx.array,
-    weight: Quantised,
-    *,
-    shared_rows: int,
-    factory: Factory | None,
-) -> mx.array:
-    """Run `kernel` over x [M, K], `shared_rows` of them to one reading of the weight: [M, N]."""
-    total, depth = x.shape
-    cut = plan(shared_rows, weight.columns, depth, weight.bits)
-    tiles = total if weight.words.ndim == 3 else 1
-    return kernel.build(factory)(
-        inputs=[*inputs],
+class Settings(NamedTuple):
+    """How one product is launched."""
+
+    template: list[tuple[str, mx.Dtype | int | bool]]
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+    shape: tuple[int, int]
+    dtype: mx.Dtype
+
+
+@functools.lru_cache(maxsize=4096)
+def settings(product: Product, shared_rows: int) -> Settings:
+    """The launch of a product of which `shared_rows` rows share one reading of the weight."""
+    columns = product.words[-2]
+    cut = plan(shared_rows, columns, product.x[-1], product.bits)
+    out_type = _result_type(product.x_type, product.scales_type)
+    return Settings(
         template=[
-            ("T", x.dtype),
-            ("ST", weight.scales.dtype),
-            ("OT", weight.result_type(x)),
-            ("GS", weight.group_size),
-            ("BITS", weight.bits),
+            ("T", product.x_type),
+            ("ST", product.scales_type),
+            ("OT", out_type),
+            ("GS", product.group_size),
+            ("BITS", product.bits),
             ("MT", cut.row_tiles),
             ("NT", cut.column_tiles),
             ("SK", cut.slices),
             ("SN", cut.strips),
         ],
-        grid=(cut.threads * -(-weight.columns // cut.width), 1, tiles),
+        grid=(cut.threads * -(-columns // cut.width), 1, product.rows if len(product.words) == 3 else 1),
         threadgroup=(cut.threads, 1, 1),
-        output_shapes=[(total, weight.columns)],
-        output_dtypes=[weight.result_type(x)],
+        shape=(product.rows, columns),
+        dtype=out_type,
+    )
+
+
+def launch(kernel: Kernel, inputs: list[mx.array], how: Settings, factory: Factory | None) -> mx.array:
+    """Run one of the two product kernels: [M, N]."""
+    return kernel.build(factory)(
+        inputs=[*inputs],
+        template=how.template,
+        grid=how.grid,
+        threadgroup=how.threadgroup,
+        output_shapes=[how.shape],
+        output_dtypes=[how.dtype],
     )[0]
 
 
 def row_band(rows: int) -> tuple[int, int]:
     """The band of row counts that share a verdict; its lowest is raced, where the kernel gains least."""
     return next((band for band in _ROW_BANDS if rows <= band[1]), _ROW_BANDS[-1])
-
-
-def describe(x: mx.array, weight: Quantised) -> str:
-    """The part of a shape class that the weight and the dtypes make."""
-    types = [_SHORT[x.dtype]] + [_SHORT[weight.scales.dtype]] * (x.dtype != weight.scales.dtype)
-    return f"n{weight.columns} k{x.shape[-1]} {weight.bits} bit g{weight.group_size} {'/'.join(types)}"
 
 
 def random_weight(
@@ -154,3 +208,7 @@ def random_weight(
     scales = mx.random.uniform(0.5, 1.5, (*leading, depth // group_size), key=key) / (2**bits * depth**0.5)
     biases = scales * (-(2**bits - 1) / 2)
     return Quantised(halves.view(mx.uint32), scales.astype(dtype), biases.astype(dtype), group_size, bits)
+
+
+def _result_type(x_type: mx.Dtype, scales_type: mx.Dtype) -> mx.Dtype:
+    return x_type if x_type == scales_type else mx.float32

@@ -6,17 +6,22 @@ separate vector form: two rows cost the arithmetic of eight, still less than the
 weights takes.
 """
 
+import functools
+from typing import NamedTuple
+
 import mlx.core as mx
 
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
 from dflash_mlx.kernels.quantised import (
     BOUNDS,
     MAX_ROWS,
+    Product,
     Quantised,
-    describe,
+    Settings,
     launch,
     random_weight,
     row_band,
+    settings,
 )
 from dflash_mlx.kernels.source import Factory, Kernel
 
@@ -31,8 +36,7 @@ ROWS = Kernel(
 
 def supports(x: mx.array, weight: Quantised) -> bool:
     """Whether the kernel takes this product: the limits of `rows_qmm.metal`."""
-    rows = x.size // max(x.shape[-1], 1)
-    return weight.words.ndim == 2 and 2 <= rows <= MAX_ROWS and weight.fits(x)
+    return _known(Product.of(x, weight)) is not None
 
 
 def rows_qmm_reference(x: mx.array, weight: Quantised) -> mx.array:
@@ -48,26 +52,50 @@ def rows_qmm_exact(x: mx.array, weight: Quantised) -> mx.array:
 
 def rows_qmm_kernel(x: mx.array, weight: Quantised, *, factory: Factory | None = None) -> mx.array:
     """`rows_qmm_reference` by the Metal kernel; the caller has asked `supports`."""
-    rows = x.reshape(-1, x.shape[-1])
-    assert weight.biases is not None
-    inputs = [rows, weight.words, weight.scales, weight.biases]
-    y = launch(ROWS, inputs, rows, weight, shared_rows=len(rows), factory=factory)
-    return y.reshape(*x.shape[:-1], weight.columns)
+    known = _known(Product.of(x, weight))
+    assert known is not None
+    return _run(known.how, x, weight, factory)
 
 
 def rows_qmm(x: mx.array, weight: Quantised, *, choices: Choices = NO_KERNELS) -> mx.array:
     """Rows x [..., K] times the weight transposed, [..., N], by whatever was chosen for this class."""
-    if supports(x, weight):
-        factory = choices.factory_for(ROWS.name, shape_class(x, weight))
-        if factory is not None:
-            return rows_qmm_kernel(x, weight, factory=factory)
-    return rows_qmm_reference(x, weight)
+    known = _known(Product.of(x, weight)) if choices.chosen else None
+    factory = choices.factory_for(ROWS.name, known.name) if known else None
+    if known is None or factory is None:
+        return rows_qmm_reference(x, weight)
+    return _run(known.how, x, weight, factory)
+
+
+def _run(how: Settings, x: mx.array, weight: Quantised, factory: Factory | None) -> mx.array:
+    assert weight.biases is not None
+    rows = x if x.ndim == 2 else x.reshape(how.shape[0], -1)
+    y = launch(ROWS, [rows, weight.words, weight.scales, weight.biases], how, factory)
+    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], how.shape[1])
 
 
 def shape_class(x: mx.array, weight: Quantised) -> str:
-    """The class that one measurement stands for: a band of row counts, all else exact."""
-    low, high = row_band(x.size // x.shape[-1])
-    return f"m{low}-{high} {describe(x, weight)}"
+    """The class that one measurement stands for: a band of row counts, all else exact.
+
+    Raises:
+        ValueError: the kernel does not take this product.
+    """
+    known = _known(Product.of(x, weight))
+    if known is None:
+        raise ValueError(f"{ROWS.name} does not take rows {x.shape} times words {weight.words.shape}.")
+    return known.name
+
+
+class _Known(NamedTuple):
+    name: str  # of the class
+    how: Settings
+
+
+@functools.lru_cache(maxsize=4096)
+def _known(product: Product) -> _Known | None:
+    if len(product.words) != 2 or not 2 <= product.rows <= MAX_ROWS or not product.fits():
+        return None
+    low, high = row_band(product.rows)
+    return _Known(f"m{low}-{high} {product.describe()}", settings(product, product.rows))
 
 
 def contest(rows: int, weight: Quantised, dtype: mx.Dtype) -> Contest:
