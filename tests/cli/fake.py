@@ -1,6 +1,7 @@
 """A generator that answers by the last word asked, so that the console can be tested without a model."""
 
 import json
+import signal
 import time
 from dataclasses import dataclass, field, replace
 
@@ -102,13 +103,13 @@ class FakeGenerator:
                 raise HubError("The connection went away; try again.")
             case "bug":
                 raise RuntimeError("a bug")
+            case "signal":
+                yield "answer", "half"
+                signal.raise_signal(signal.SIGINT)
             case "interrupt":
                 yield "answer", "half"
                 raise KeyboardInterrupt
             case "echo":
                 yield "answer", json.dumps(prompt)
-            case "big":
-                for _ in range(200):
-                    yield "answer", "x" * 10_000
             case _:
                 yield "answer", "hi"

@@ -1,6 +1,12 @@
 import json
+import signal
+from types import SimpleNamespace
+
+import pytest
 
 from dflash_mlx.cli.app import app
+from dflash_mlx.cli.chat import Chat
+from dflash_mlx.cli.options import ChatOptions
 from tests.cli.fake import FakeGenerator
 
 
@@ -98,6 +104,26 @@ def test_options_before_the_subcommand_are_inherited(console):
 def test_figures_before_the_subcommand_are_inherited(console):
     assert "tokens/s" in console("--stats", "chat", stdin=b"hi\n").stderr
     assert "tokens/s" not in console("chat", stdin=b"hi\n").stderr
+
+
+def test_a_second_ctrl_c_does_not_end_the_chat_with_the_answer():
+    """An impatient hand: the second arrives while the first is being answered."""
+    view = SimpleNamespace(piece=lambda *_: None, end_answer=lambda: None, figures=lambda _: None, note=print)
+    said = []
+
+    def say(text):
+        said.append(text)
+        signal.raise_signal(signal.SIGINT)
+
+    view.say = say
+    generator, before = FakeGenerator(), signal.getsignal(signal.SIGINT)
+    chat = Chat(generator, view, ChatOptions(), stays=True)
+    try:
+        chat.run(iter(["signal", "hi", None]).__next__)
+    except KeyboardInterrupt:
+        pytest.fail("the chat ended")
+    assert said == ["stopped"] and signal.getsignal(signal.SIGINT) is before
+    assert [message["content"] for message in chat.messages] == ["signal", "half", "hi", "hi"]
 
 
 def test_bytes_that_are_no_text_end_a_piped_chat_in_a_sentence(console):
