@@ -43,6 +43,12 @@ def test_an_alias_means_what_fits_the_memory_with_a_quarter_to_spare(memory_gb, 
         assert "23 GB" in note and f"{memory_gb} GB" in note and repo in note
 
 
+def test_on_a_cpu_an_alias_stays_the_published_one_and_says_what_float32_needs():
+    source, _, notes = target_of("Qwen3-8B", gpu=False, memory=32 * GB)
+    assert source.repo == "Qwen/Qwen3-8B"
+    assert notes == ["Qwen/Qwen3-8B needs 46 GB as float32 on a CPU and there are 32 GB."]
+
+
 def test_a_hub_id_is_taken_as_it_is_whatever_the_memory():
     source, known, notes = target_of("Qwen/Qwen3-8B", memory=GB)
     assert (source.repo, known.alias, notes) == ("Qwen/Qwen3-8B", "Qwen3-8B", [])

@@ -63,7 +63,7 @@ def find_target(
     """
     if given is None:
         pair = default_pair(gpu=gpu)
-        source = _target_of(pair, memory_bytes, notes)
+        source = _target_of(pair, gpu, memory_bytes, notes)
         why = "the default pair for an Apple GPU" if gpu else "the bundled pair, as there is no Apple GPU"
         notes.insert(0, f"Using {source.name} with {draft_of(pair).name}: {why}.")
         return source, pair
@@ -73,7 +73,7 @@ def find_target(
     name = str(given)
     for pair in PAIRS:
         if name.lower() == pair.alias.lower():
-            return _target_of(pair, memory_bytes, notes), pair
+            return _target_of(pair, gpu, memory_bytes, notes), pair
         if name.lower() in _draft_names(pair):
             raise PairError(
                 f"{name} is a drafter, not a target; give it as draft_model and {pair.target} as target_model."
@@ -135,29 +135,34 @@ def _by_alias(name: str) -> KnownPair:
     return next(pair for pair in PAIRS if pair.alias.lower() == name.lower())
 
 
-def _target_of(pair: KnownPair, memory_bytes: int, notes: list[str]) -> Source:
-    """The published target when the pair and a quarter more fit the memory, else the named 4-bit one."""
+def _target_of(pair: KnownPair, gpu: bool, memory_bytes: int, notes: list[str]) -> Source:
+    """The published target when the pair and a quarter more fit the memory, else the named 4-bit one.
+
+    On a CPU every weight is expanded to float32, so that a 4-bit one would save nothing there.
+    """
     if pair.alias == BUNDLED:
         if file := bundled_gguf():
             return Source("SmolLM2-135M-Instruct", path=file)
         notes.append(
-            f"The package that carries the bundled target is not installed: {pair.target} is used instead."
+            f"The package with the bundled target's file is not installed: {pair.target} is used instead."
         )
         return Source(pair.target, repo=pair.target)
-    need, have = pair.pair_bytes, f"{memory_bytes / GB:.0f} GB"
-    if need is None:
+    published = Source(pair.target, repo=pair.target)
+    if pair.pair_bytes is None:
         notes.append(f"{pair.alias} means {pair.target}; how much memory it needs is not known here.")
-    elif need * HEADROOM > memory_bytes:
-        wanted = f"{need * HEADROOM / GB:.0f} GB"
-        if pair.target_4bit:
-            notes.append(
-                f"{pair.alias} means {pair.target_4bit} here: {pair.target} would need {wanted} and there are {have}."
-            )
-            return Source(pair.target_4bit, repo=pair.target_4bit)
-        notes.append(
-            f"{pair.target} needs {wanted} and there are {have}; no smaller form of it is known here."
-        )
-    return Source(pair.target, repo=pair.target)
+        return published
+    need = pair.pair_bytes * (1 if gpu else 2) * HEADROOM
+    if need <= memory_bytes:
+        return published
+    wanted, have = f"{need / GB:.0f} GB", f"there are {memory_bytes / GB:.0f} GB"
+    if not gpu:
+        notes.append(f"{pair.target} needs {wanted} as float32 on a CPU and {have}.")
+        return published
+    if pair.target_4bit is None:
+        notes.append(f"{pair.target} needs {wanted} and {have}; no smaller form of it is known here.")
+        return published
+    notes.append(f"{pair.alias} means {pair.target_4bit} here: {pair.target} would need {wanted} and {have}.")
+    return Source(pair.target_4bit, repo=pair.target_4bit)
 
 
 def _pair_of_target(repo: str) -> KnownPair | None:
