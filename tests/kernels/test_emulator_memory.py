@@ -86,11 +86,16 @@ def test_after_a_fault_the_next_launch_is_right() -> None:
 
 def test_launches_of_several_threads_do_not_meet() -> None:
     barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
-    source = f"threadgroup int t[32]; t[i] = x[i]; {barrier} o[i] = t[31 - i] + n;"
-    run(source, inputs=[mx.arange(32), 0])
+    source = f"threadgroup int t[32]; const uint k = i % 32; t[k] = x[k]; {barrier} o[i] = t[31 - k] + n;"
+
+    def launch(n: int) -> list[int]:
+        call = {"grid": (32 * 300, 1, 1), "output_shapes": [(32 * 300,)]}
+        return run(source, inputs=[mx.arange(32), n], **call).tolist()
+
+    launch(0)  # compiles
     with ThreadPoolExecutor(4) as pool:
-        outs = list(pool.map(lambda n: run(source, inputs=[mx.arange(32), n]).tolist(), range(40)))
-    assert outs == [[31 - i + n for i in range(32)] for n in range(40)]
+        outs = list(pool.map(launch, range(12)))
+    assert outs == [[31 - i + n for i in range(32)] * 300 for n in range(12)]
 
 
 @pytest.mark.parametrize("mode", ["check", "fast"])

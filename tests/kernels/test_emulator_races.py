@@ -71,25 +71,27 @@ def test_a_read_that_no_barrier_orders_is_a_race(period: int, between: str) -> N
         run(NEIGHBOUR.format(period=period) % between)
 
 
-def test_a_write_after_others_have_read_needs_a_barrier_too() -> None:
-    source = """
+@pytest.mark.parametrize("writer", [0, 32])
+def test_a_write_after_others_have_read_needs_a_barrier_too(writer: int) -> None:
+    """A barrier of the writer's SIMD-group does not order the reads of the other one."""
+    source = f"""
     threadgroup float tile[1];
     const uint i = thread_index_in_threadgroup;
-    if (i == 0) { tile[0] = 1; }
+    if (i == 0) {{ tile[0] = 1; }}
     threadgroup_barrier(mem_flags::mem_threadgroup);
     o[i] = tile[0];
     %s
-    if (i == 0) { tile[0] = 2; }
+    if (i == {writer}) {{ tile[0] = 2; }}
     """
     assert run(source % "threadgroup_barrier(mem_flags::mem_threadgroup);") == [1.0] * 64
-    with pytest.raises(
-        emulator.KernelFault, match=r"data race on tile \+0: write by .* after unsynchronised read"
+    for between in (
+        "simdgroup_barrier(mem_flags::mem_device);",
+        "simdgroup_barrier(mem_flags::mem_threadgroup);",
     ):
-        run(source % "simdgroup_barrier(mem_flags::mem_device);")
-    with pytest.raises(
-        emulator.KernelFault, match=r"data race on tile \+0: .* after unsynchronised (read|write)"
-    ):
-        run(source % "simdgroup_barrier(mem_flags::mem_threadgroup);")  # orders one of the two SIMD-groups
+        with pytest.raises(
+            emulator.KernelFault, match=r"data race on tile \+0: .* after unsynchronised (read|write)"
+        ):
+            run(source % between)
 
 
 def test_threads_may_write_the_same_value_only_when_ordered() -> None:

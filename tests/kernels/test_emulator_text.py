@@ -126,6 +126,7 @@ def test_wrong_arguments_are_refused_by_mlx_itself() -> None:
         ("thread float* p = x; o[0] = p[0];", "cannot initialize a variable of type"),
         ("x[0] = 1;", "not assignable"),
         ("o[0] = y;", "text.metal:1:8: error: use of undeclared identifier 'y'"),
+        ("threadgroup float\n  t[4];\no[0] = y;", "text.metal:3:8: error: use of undeclared identifier 'y'"),
     ],
 )
 def test_text_that_metal_refuses_is_refused(source: str, said: str) -> None:
