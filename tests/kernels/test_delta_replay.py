@@ -229,3 +229,38 @@ def test_a_contest_passes_the_kernel():
     assert case.shape_class == shape_class(*arrays[:3], arrays[5]) and case.bound == BOUND
     chooser = Chooser(None, mode="on", factory=emulated("fast"))
     assert chooser.prepare([case]).factory_for("delta_replay", case.shape_class) and not chooser.notes
+
+
+FAULTS = [
+    ("t < rows", "t < T"),
+    ("hv / (Hv / Hk)", "hv % Hk"),
+    ("min(row, DV - 1)", "row"),
+    ("if (row < DV) {", "{"),
+    ("simd_shuffle_xor(recalled, ushort(2))", "simd_shuffle_xor(recalled, ushort(4))"),
+    ("* float(beta[head_at])", ""),
+    ("decay[head_at * DK + part * PER + i]", "decay[head_at * DK + i]"),
+    ("s[i] += float(key[key_at + i]) * change", "s[i] = float(key[key_at + i]) * change"),
+    ("(b * (taps + T) + rows) * C", "(b * (taps + T)) * C"),
+    ("i < taps * C", "i < taps * C - 1"),
+    ("float s[PER]", "float s[PER - 1]"),
+    ("count[b]", "count[0]"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "fault"), FAULTS, ids=range(len(FAULTS)))
+def test_a_planted_fault_is_seen(line, fault):
+    planted = []
+
+    def factory(*, source: str, header: str, **rest):
+        planted.append(source.count(line) + header.count(line))
+        return emulated("check", 1)(
+            source=source.replace(line, fault), header=header.replace(line, fault), **rest
+        )
+
+    with pytest.raises((emulator.KernelFault, AssertionError)):
+        check(
+            Case(7, (4, 2), key_heads=2, heads=4, key_dim=64, value_dim=11, vector=True, dtype=mx.float16),
+            factory,
+        )
+    assert sum(planted) >= 1, "the body no longer has this line"

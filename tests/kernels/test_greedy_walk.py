@@ -196,3 +196,37 @@ def test_a_contest_passes_the_kernel():
     assert case.shape_class == shape_class(Case(dtype=mx.bfloat16).arrays()[0])
     chooser = Chooser(None, mode="on", factory=emulated("fast"))
     assert chooser.prepare([case]).factory_for("greedy_walk", case.shape_class) and not chooser.notes
+
+
+FAULTS = [
+    ("group_id[g] < group_id[0]", "group_id[g] > group_id[0]"),
+    ("min(from + SPAN, V)", "from + SPAN"),
+    ("simd_min(top == simd_top ? top_id : 2147483647)", "simd_max(top == simd_top ? top_id : 0)"),
+    ("if (thread_index_in_simdgroup == 0) {", "{"),
+    ("if (thread_index_in_threadgroup == 0) {", "{"),
+    ("i += 256", "i += 512"),
+    ("threadgroup_barrier(mem_flags::mem_threadgroup);", ""),
+    ("threadgroup_barrier(mem_flags::mem_threadgroup);", "simdgroup_barrier(mem_flags::mem_threadgroup);"),
+    ("row * parts + part", "row * parts"),
+    ("simd_min(top == row_top ? top_id : 2147483647)", "simd_max(top == row_top ? top_id : 0)"),
+    ("accepted < S - 1 && ", ""),
+    ("if (row == 0 && lane == 0) {", "if (lane == 0) {"),
+    ("walk[1 + row]", "walk[row]"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "fault"), FAULTS, ids=range(len(FAULTS)))
+def test_a_planted_fault_is_seen(line, fault):
+    planted = []
+
+    def factory(*, source: str, header: str, **rest):
+        planted.append(source.count(line) + header.count(line))
+        return emulated("check", 1)(
+            source=source.replace(line, fault), header=header.replace(line, fault), **rest
+        )
+
+    with pytest.raises((emulator.KernelFault, AssertionError)):
+        for levels in (0, 4):
+            check(Case(5, 4133, 4, mx.bfloat16, levels), kernel_of(factory))
+    assert sum(planted) >= 1, "the body no longer has this line"

@@ -321,3 +321,39 @@ def test_every_plan_keeps_the_limits_of_a_threadgroup(rows, columns, bits):
         assert (
             4 * cut.slices * 8 * cut.row_tiles * cut.width <= 16 << 10
         )  # two threadgroups fit a core's 32 KiB
+
+
+FAULTS = [
+    ("min(first_n + 8 * t + at.row, N - 1)", "(first_n + 8 * t + at.row)"),
+    ("if (k_weight < K) {", "if (true) {"),
+    ("k_row < K && row < rows", "k_row < K"),
+    ("k_row < K && row + 1 < rows", "row + 1 < rows"),
+    ("biases[n * groups + k_weight / GS]", "biases[n * groups + k0 / GS]"),
+    ("k0 += SK * CHUNK", "k0 += CHUNK"),
+    ("piece[2 * octet + 1]", "piece[2 * octet]"),
+    ("4 * (at.row % 2)", "4 * (at.row / 4)"),
+    ("fma(scale[t], pair[1], bias[t])", "fma(scale[t], pair[1], 0.0f)"),
+    ("slice[(8 * m + at.col + 1) * width", "slice[(8 * m + at.col) * width"),
+    ("threadgroup_barrier(mem_flags::mem_threadgroup);", ""),
+    ("threadgroup_barrier(mem_flags::mem_threadgroup);", "threadgroup_barrier(mem_flags::mem_device);"),
+    ("m < M && n < N", "m < M"),
+    ("s = 1; s < SK", "s = 2; s < SK"),
+    ("float partial[SK * MT * 8 * WIDTH]", "float partial[SK * MT * 8 * WIDTH - 1]"),
+    ("i += 32 * SK * SN", "i += 32 * SK * SN + 1"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "fault"), FAULTS, ids=range(len(FAULTS)))
+def test_a_planted_fault_is_seen(line, fault):
+    planted = []
+
+    def factory(*, source: str, header: str, **rest):
+        planted.append(source.count(line) + header.count(line))
+        return emulated("check", 1)(
+            source=source.replace(line, fault), header=header.replace(line, fault), **rest
+        )
+
+    with pytest.raises((emulator.KernelFault, AssertionError)):
+        check(Case(rows=12, columns=41, depth=544, bits=8), factory)
+    assert sum(planted) >= 1, "the body no longer has this line"
