@@ -1,9 +1,9 @@
 // The gated delta rule run again over the first count[b] of T kept rows, and the convolution window there.
 //
 // For each row: S = decay S; d = beta (v - S key); S = S + d key^T. Inputs of row t stand as in the pass:
-// key [B, T, Hk, DK] and v [B, T, Hv, DV] of T_, decay [B, T, Hv] (with VECTOR [B, T, Hv, DK]) of GT,
-// beta [B, T, Hv] of BT, state [B, Hv, DV, DK] of float, conv [B, TAPS + T, C] of CT, count [B] of int32.
-// Out: new_state as state, window [B, TAPS, C] of CT = rows count .. count + TAPS - 1 of conv.
+// key [B, T, Hk, DK], v [B, T, Hv, DV], decay [B, T, Hv] (with VECTOR [B, T, Hv, DK]) and beta [B, T, Hv] of any
+// float, state [B, Hv, DV, DK] of float, conv [B, taps + T, C] of anything, count [B] of int32.
+// Out: new_state as state, window [B, taps, C] as conv: its rows count .. count + taps - 1.
 // Limits: DK a multiple of 32 up to 256; Hv a multiple of Hk; any DV, T and C; count outside 0..T is clamped.
 // Four lanes share a value row, eight value rows a SIMD-group. A lane keeps DK / 4 elements of its row in
 // registers. Sums are taken in 32 chains of DK / 32 neighbours, then pairwise, which is the order of a

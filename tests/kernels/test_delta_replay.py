@@ -1,9 +1,11 @@
 """Replaying the gated delta rule: the definition against mlx-lm's own, the Metal body against the definition."""
 
 from dataclasses import dataclass, replace
+from types import FunctionType, SimpleNamespace
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import gated_delta as stock
 from mlx_lm.models.gated_delta import gated_delta_ops
 from tests import metal_emulator as emulator
 from tests.metal_emulator.support import require
@@ -63,7 +65,7 @@ def emulated(mode: str, seed: int = 0):
     return emulator.factory(mode=mode, seed=seed)
 
 
-def stock(arrays: tuple[mx.array, ...], keep: int, entry: int) -> mx.array:
+def stepped(arrays: tuple[mx.array, ...], keep: int, entry: int) -> mx.array:
     """The state that mlx-lm reaches when it is given the first `keep` rows and no others."""
     key, v, decay, beta, state = (array[entry : entry + 1] for array in arrays[:5])
     if keep == 0:
@@ -112,7 +114,7 @@ def test_the_definition_is_mlx_lms_recurrence_over_the_first_rows(case, uncompil
     arrays = case.arrays()
     state, window = delta_replay_reference(*arrays)
     for entry, keep in enumerate(case.keep):
-        assert mx.array_equal(state[entry], stock(arrays, keep, entry)[0])
+        assert mx.array_equal(state[entry], stepped(arrays, keep, entry)[0])
         assert mx.array_equal(window[entry], arrays[5][entry, keep : keep + case.taps])
 
 
@@ -178,6 +180,32 @@ def test_the_count_is_read_when_it_runs_and_kept_within_the_pass():
     for run in (delta_replay_reference, lambda *a: delta_replay_kernel(*a, factory=emulated("check"))):
         for got, expected in zip(run(*arrays), run(*clamped), strict=True):
             assert mx.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_state_is_bit_for_bit_that_of_mlx_lms_own_kernel(packed):
+    """What a verify pass of the kept rows alone would have left, so that a replay leaves no trace in the text."""
+    require()
+    make = stock._make_gated_delta_packed_kernel if packed else stock._make_gated_delta_kernel
+    emulate = emulator.factory(mode="fast", strict_text=False)
+    here = SimpleNamespace(
+        metal=SimpleNamespace(is_available=lambda: True), fast=SimpleNamespace(metal_kernel=emulate)
+    )
+    kernel = FunctionType(make.__code__, {**make.__globals__, "mx": here}, make.__name__, make.__defaults__)()
+    case = Case(6, (4,), key_heads=1, heads=2, key_dim=128, value_dim=16, dtype=mx.bfloat16)
+    arrays = case.arrays()
+    key, v, decay, beta = (array[:, :4] for array in arrays[:4])
+    sizes = [("Dk", 128), ("Dv", 16), ("Hk", 1), ("Hv", 2)]
+    _, expected = kernel(
+        inputs=[mx.zeros_like(key), key, v, decay, beta, arrays[4], 4],
+        template=[("InT", case.dtype), ("StT", mx.float32), *sizes],
+        grid=(32, 16 // 8 if packed else 16, 2),
+        threadgroup=(32, 2 if packed else 4, 1),
+        output_shapes=[v.shape, arrays[4].shape],
+        output_dtypes=[case.dtype, mx.float32],
+    )
+    state, _ = delta_replay_kernel(*arrays, factory=emulated("fast"))
+    assert mx.array_equal(state, expected)
 
 
 class Refusing:
