@@ -53,6 +53,25 @@ def test_math_functions_round_once_to_their_type(dtype: mx.Dtype) -> None:
         np.testing.assert_allclose(row, function(exact), rtol=tolerance, atol=tolerance / 4, err_msg=name)
 
 
+def test_math_on_vectors_is_element_by_element() -> None:
+    calls = [
+        "exp(v)",
+        "fma(v, v, v)",
+        "max(v, float4(2))",
+        "min(v, w)",
+        "abs(-v)",
+        "pow(v, w)",
+        "metal::fast::exp2(v)",
+    ]
+    stores = "".join(f"if (i == {k}) {{ r = {call}; }}\n" for k, call in enumerate(calls))
+    source = f"float4 v = float4(1, 2, 3, 0.5), w = v.wzyx, r = 0;\n{stores}((device float4*)o)[i] = r;"
+    got = run(source, mx.ones(128))[: 4 * len(calls)].reshape(-1, 4)
+    v = np.array([1, 2, 3, 0.5])
+    w = v[::-1]
+    expected = [np.exp(v), v * v + v, np.maximum(v, 2), np.minimum(v, w), v, v**w, 2**v]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
 def test_fast_and_precise_namespaces_exist() -> None:
     got = several("F(x[i])", ["metal::fast::exp", "metal::precise::exp", "metal::exp"], mx.zeros(32))
     assert (got == 1).all()
@@ -147,6 +166,13 @@ def test_bfloat_arithmetic_rounds_to_nearest_even() -> None:
     x = mx.array([1.0, 1.00390625, 1.01171875, float("inf"), float("nan"), 3.3895e38, 1e-40, -2.5] * 4)
     out = run("o[i] = bfloat(x[i]) * 1.0bf;", x, dtype=mx.bfloat16)
     np.testing.assert_array_equal(out, np.array(x.astype(mx.bfloat16).astype(mx.float32)))
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_16_bit_arithmetic_rounds_after_every_operation(dtype: mx.Dtype) -> None:
+    x = mx.random.uniform(1, 2, (32,), key=mx.random.key(5)).astype(dtype)
+    out = run("o[i] = x[i] * x[i] * x[i];", x)
+    np.testing.assert_array_equal(out, np.array((x * x * x).astype(mx.float32)))
 
 
 def test_literals_without_suffix_are_float() -> None:

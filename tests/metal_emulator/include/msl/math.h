@@ -27,11 +27,10 @@ float fmodf(float, float);
 float ldexpf(float, int);
 float rintf(float);
 float roundf(float);
-float erff(float);
 }
 
 namespace metal {
-#define MSL_F1(name, expr)                            \
+#define MSL_UNARY(name, expr)                         \
   METAL_FUNC float name(float x) { return expr; }     \
   METAL_FUNC half name(half x_) {                     \
     float x = (float)x_;                              \
@@ -43,11 +42,11 @@ namespace metal {
   }                                                   \
   template <class T, int N>                           \
   METAL_FUNC vec<T, N> name(vec<T, N> v) {            \
-    vec<T, N> r;                                      \
+    vec<T, N> r = {};                                 \
     for (int i = 0; i < N; ++i) r[i] = name((T)v[i]); \
     return r;                                         \
   }
-#define MSL_F2(name, expr)                                     \
+#define MSL_BINARY(name, expr)                                 \
   METAL_FUNC float name(float x, float y) { return expr; }     \
   METAL_FUNC half name(half x_, half y_) {                     \
     float x = (float)x_, y = (float)y_;                        \
@@ -59,34 +58,36 @@ namespace metal {
   }                                                            \
   template <class T, int N>                                    \
   METAL_FUNC vec<T, N> name(vec<T, N> a, vec<T, N> b) {        \
-    vec<T, N> r;                                               \
+    vec<T, N> r = {};                                          \
     for (int i = 0; i < N; ++i) r[i] = name((T)a[i], (T)b[i]); \
     return r;                                                  \
   }
-#define MSL_TRANSCENDENTAL                                                                                \
-  MSL_F1(exp, expf(x))                                                                                    \
-  MSL_F1(exp2, exp2f(x))                                                                                  \
-  MSL_F1(exp10, exp10f(x)) MSL_F1(log, logf(x)) MSL_F1(log2, log2f(x)) MSL_F1(log10, log10f(x))           \
-      MSL_F1(sqrt, __builtin_sqrtf(x)) MSL_F1(rsqrt, 1.0f / __builtin_sqrtf(x)) MSL_F1(sin, sinf(x))      \
-          MSL_F1(cos, cosf(x)) MSL_F1(tan, tanf(x)) MSL_F1(asin, asinf(x)) MSL_F1(acos, acosf(x))         \
-              MSL_F1(atan, atanf(x)) MSL_F1(sinh, sinhf(x)) MSL_F1(cosh, coshf(x)) MSL_F1(tanh, tanhf(x)) \
-                  MSL_F1(asinh, asinhf(x)) MSL_F1(acosh, acoshf(x)) MSL_F1(atanh, atanhf(x))              \
-                      MSL_F2(atan2, atan2f(x, y)) MSL_F2(pow, powf(x, y)) MSL_F2(powr, powf(x, y))        \
-                          MSL_F2(fmod, fmodf(x, y)) MSL_F2(divide, x / y) MSL_F1(recip, 1.0f / x)
+#define MSL_TRANSCENDENTAL                                                                                          \
+  MSL_UNARY(exp, expf(x))                                                                                           \
+  MSL_UNARY(exp2, exp2f(x))                                                                                         \
+  MSL_UNARY(exp10, exp10f(x))                                                                                       \
+  MSL_UNARY(log, logf(x)) MSL_UNARY(log2, log2f(x)) MSL_UNARY(log10, log10f(x)) MSL_UNARY(sqrt, __builtin_sqrtf(x)) \
+      MSL_UNARY(rsqrt, 1.0f / __builtin_sqrtf(x)) MSL_UNARY(sin, sinf(x)) MSL_UNARY(cos, cosf(x))                   \
+          MSL_UNARY(tan, tanf(x)) MSL_UNARY(asin, asinf(x)) MSL_UNARY(acos, acosf(x)) MSL_UNARY(atan, atanf(x))     \
+              MSL_UNARY(sinh, sinhf(x)) MSL_UNARY(cosh, coshf(x)) MSL_UNARY(tanh, tanhf(x))                         \
+                  MSL_UNARY(asinh, asinhf(x)) MSL_UNARY(acosh, acoshf(x)) MSL_UNARY(atanh, atanhf(x))               \
+                      MSL_BINARY(atan2, atan2f(x, y)) MSL_BINARY(pow, powf(x, y)) MSL_BINARY(powr, powf(x, y))      \
+                          MSL_BINARY(fmod, fmodf(x, y)) MSL_BINARY(divide, x / y) MSL_UNARY(recip, 1.0f / x)
 MSL_TRANSCENDENTAL
-MSL_F1(floor, __builtin_floorf(x))
-MSL_F1(ceil, __builtin_ceilf(x))
-MSL_F1(trunc, __builtin_truncf(x)) MSL_F1(round, roundf(x)) MSL_F1(rint, rintf(x)) MSL_F1(fabs, __builtin_fabsf(x))
-    MSL_F1(fract, x - __builtin_floorf(x)) MSL_F1(sign, (float)((x > 0) - (x < 0)))
-        MSL_F1(saturate, x < 0.0f ? 0.0f : (x > 1.0f ? 1.0f : x)) MSL_F2(copysign, __builtin_copysignf(x, y))
-            MSL_F2(step, y < x ? 0.0f : 1.0f) MSL_F2(fmax, __builtin_fmaxf(x, y))
-                MSL_F2(fmin, __builtin_fminf(x, y)) namespace precise {
+MSL_UNARY(floor, __builtin_floorf(x))
+MSL_UNARY(ceil, __builtin_ceilf(x))
+MSL_UNARY(trunc, __builtin_truncf(x))
+MSL_UNARY(round, roundf(x)) MSL_UNARY(rint, rintf(x)) MSL_UNARY(fabs, __builtin_fabsf(x))
+    MSL_UNARY(fract, x - __builtin_floorf(x)) MSL_UNARY(sign, (float)((x > 0) - (x < 0)))
+        MSL_UNARY(saturate, x < 0.0f ? 0.0f : (x > 1.0f ? 1.0f : x)) MSL_BINARY(copysign, __builtin_copysignf(x, y))
+            MSL_BINARY(step, y < x ? 0.0f : 1.0f) MSL_BINARY(fmax, __builtin_fmaxf(x, y))
+                MSL_BINARY(fmin, __builtin_fminf(x, y)) namespace precise {
   MSL_TRANSCENDENTAL
 }
 namespace fast {
 MSL_TRANSCENDENTAL
 }
-#define MSL_PRED(name, expr)                     \
+#define MSL_PREDICATE(name, expr)                \
   METAL_FUNC bool name(float x) { return expr; } \
   METAL_FUNC bool name(half x_) {                \
     float x = (float)x_;                         \
@@ -96,17 +97,17 @@ MSL_TRANSCENDENTAL
     float x = (float)x_;                         \
     return expr;                                 \
   }
-MSL_PRED(isnan, __builtin_isnan(x))
-MSL_PRED(isinf, __builtin_isinf(x))
-MSL_PRED(isfinite, __builtin_isfinite(x)) MSL_PRED(signbit, __builtin_signbit(x)) METAL_FUNC
-    float fma(float a, float b, float c) {
+MSL_PREDICATE(isnan, __builtin_isnan(x))
+MSL_PREDICATE(isinf, __builtin_isinf(x))
+MSL_PREDICATE(isfinite, __builtin_isfinite(x))
+MSL_PREDICATE(signbit, __builtin_signbit(x)) METAL_FUNC float fma(float a, float b, float c) {
   return __builtin_fmaf(a, b, c);
 }
 METAL_FUNC half fma(half a, half b, half c) { return (half)__builtin_fmaf((float)a, (float)b, (float)c); }
 METAL_FUNC bfloat fma(bfloat a, bfloat b, bfloat c) { return (bfloat)__builtin_fmaf((float)a, (float)b, (float)c); }
 template <class T, int N>
 METAL_FUNC vec<T, N> fma(vec<T, N> a, vec<T, N> b, vec<T, N> c) {
-  vec<T, N> r;
+  vec<T, N> r = {};
   for (int i = 0; i < N; ++i) r[i] = fma((T)a[i], (T)b[i], (T)c[i]);
   return r;
 }
@@ -117,8 +118,9 @@ METAL_FUNC float ldexp(float x, int k) { return ldexpf(x, k); }
   METAL_FUNC constexpr T min(T x, T y) { return y < x ? y : x; }
 MSL_MINMAX_INT(char)
 MSL_MINMAX_INT(int8_t)
-MSL_MINMAX_INT(uint8_t) MSL_MINMAX_INT(int16_t) MSL_MINMAX_INT(uint16_t) MSL_MINMAX_INT(int32_t)
-    MSL_MINMAX_INT(uint32_t) MSL_MINMAX_INT(int64_t) MSL_MINMAX_INT(uint64_t) METAL_FUNC float max(float x, float y) {
+MSL_MINMAX_INT(uint8_t)
+MSL_MINMAX_INT(int16_t) MSL_MINMAX_INT(uint16_t) MSL_MINMAX_INT(int32_t) MSL_MINMAX_INT(uint32_t)
+    MSL_MINMAX_INT(int64_t) MSL_MINMAX_INT(uint64_t) METAL_FUNC float max(float x, float y) {
   return __builtin_fmaxf(x, y);
 }
 METAL_FUNC float min(float x, float y) { return __builtin_fminf(x, y); }
@@ -128,13 +130,13 @@ METAL_FUNC bfloat max(bfloat x, bfloat y) { return (bfloat)__builtin_fmaxf((floa
 METAL_FUNC bfloat min(bfloat x, bfloat y) { return (bfloat)__builtin_fminf((float)x, (float)y); }
 template <class T, int N>
 METAL_FUNC vec<T, N> max(vec<T, N> a, vec<T, N> b) {
-  vec<T, N> r;
+  vec<T, N> r = {};
   for (int i = 0; i < N; ++i) r[i] = max((T)a[i], (T)b[i]);
   return r;
 }
 template <class T, int N>
 METAL_FUNC vec<T, N> min(vec<T, N> a, vec<T, N> b) {
-  vec<T, N> r;
+  vec<T, N> r = {};
   for (int i = 0; i < N; ++i) r[i] = min((T)a[i], (T)b[i]);
   return r;
 }
@@ -167,7 +169,7 @@ METAL_FUNC half abs(half x) { return (half)__builtin_fabsf((float)x); }
 METAL_FUNC bfloat abs(bfloat x) { return (bfloat)__builtin_fabsf((float)x); }
 template <class T, int N>
 METAL_FUNC vec<T, N> abs(vec<T, N> v) {
-  vec<T, N> r;
+  vec<T, N> r = {};
   for (int i = 0; i < N; ++i) r[i] = abs((T)v[i]);
   return r;
 }

@@ -90,9 +90,9 @@ MSL_UNCHECKED void msl_multiply_accumulate(void** operands, uint mask, uint) {
 }
 template <class D, class A, class B, class C>
 MSL_MEETING void simdgroup_multiply_accumulate(thread simdgroup_matrix<D, 8, 8>& d,
-                                              const thread simdgroup_matrix<A, 8, 8>& a,
-                                              const thread simdgroup_matrix<B, 8, 8>& b,
-                                              const thread simdgroup_matrix<C, 8, 8>& c) {
+                                               const thread simdgroup_matrix<A, 8, 8>& a,
+                                               const thread simdgroup_matrix<B, 8, 8>& b,
+                                               const thread simdgroup_matrix<C, 8, 8>& c) {
   msl_product_operand<D, A, B, C> operand;
   operand.a = a.elements;
   operand.b = b.elements;
@@ -102,7 +102,7 @@ MSL_MEETING void simdgroup_multiply_accumulate(thread simdgroup_matrix<D, 8, 8>&
 }
 template <class D, class A, class B>
 MSL_MEETING void simdgroup_multiply(thread simdgroup_matrix<D, 8, 8>& d, const thread simdgroup_matrix<A, 8, 8>& a,
-                                   const thread simdgroup_matrix<B, 8, 8>& b) {
+                                    const thread simdgroup_matrix<B, 8, 8>& b) {
   simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>((D)0));
 }
 }  // namespace metal

@@ -160,7 +160,7 @@ MSL_MEETING T msl_meet(T x, uint source, msl_resolve resolve, const char* what) 
 
 #define MSL_REDUCTION(name, Op)                                  \
   template <class T>                                             \
-  MSL_MEETING T simd_##name(T x) {                                \
+  MSL_MEETING T simd_##name(T x) {                               \
     return msl_meet(x, 0, &msl_reduce<T, Op<T>>, "simd_" #name); \
   }
 MSL_REDUCTION(sum, msl_sum)
@@ -174,7 +174,7 @@ MSL_REDUCTION(xor, msl_xor)
 
 #define MSL_PREFIX(name, Op, inclusive)                                            \
   template <class T>                                                               \
-  MSL_MEETING T simd_prefix_##name(T x) {                                           \
+  MSL_MEETING T simd_prefix_##name(T x) {                                          \
     return msl_meet(x, 0, &msl_prefix<T, Op<T>, inclusive>, "simd_prefix_" #name); \
   }
 MSL_PREFIX(inclusive_sum, msl_sum, true)
@@ -185,7 +185,7 @@ MSL_PREFIX(exclusive_product, msl_product, false)
 
 #define MSL_SHUFFLE(name, source_lane)                      \
   template <class T>                                        \
-  MSL_MEETING T name(T x, ushort k) {                        \
+  MSL_MEETING T name(T x, ushort k) {                       \
     const uint lane = emu_lane();                           \
     (void)lane;                                             \
     return msl_meet(x, source_lane, &msl_gather<T>, #name); \
