@@ -164,6 +164,7 @@ def test_noise_belongs_to_the_id_and_not_to_its_rank() -> None:
     params = replace(EVERYTHING, top_k=0, top_p=1.0, min_p=0.0)
     for old, new in zip(drawn(params, logits), drawn(params, raised), strict=True):
         assert new in (old, 9)
+    assert drawn(replace(params, top_k=64), logits) == drawn(params, logits), "a cut that cuts nothing"
     assert 9 in drawn(params, raised) and before != drawn(EVERYTHING, logits, 1000)
 
 
