@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 import mlx.core as mx
 
-from dflash_mlx import runtime
+from dflash_mlx import loading, runtime, tuning
 from dflash_mlx.core import Chunk, Comparison, Difference, Result, Stats
 from dflash_mlx.decoding import Decoder, Meter
 from dflash_mlx.drafter import Drafter
@@ -59,20 +59,23 @@ class DFlashGenerator:
         dtype: str | None = None,
     ):
         _check_mode(mode, draft_model, block_size, draft_bits)
-        machine = runtime.machine()
+        machine, chooser = runtime.machine(), tuning.chooser()
         started = time.perf_counter()
         runtime.reset_peak_memory()
         pair = load_pair(
             target_model, draft_model, mode=mode, draft_bits=draft_bits, dtype=dtype, machine=machine
         )
         self.target = pair.target
-        self.notes: tuple[str, ...] = pair.notes
-        self.seconds_load = time.perf_counter() - started
         self.generation_defaults = pair.target.generation_config
         self._pair = pair
         self._machine = machine
         self._load_peak_gb = runtime.peak_memory_gb()
         self._block_size = pair.draft.config.effective_block_size(block_size) if pair.draft else None
+        self._kernels, notes = tuning.tune(
+            pair.target.model, pair.draft, block_size=self._block_size, chooser=chooser
+        )
+        self.notes: tuple[str, ...] = (*pair.notes, *notes)
+        self.seconds_load = time.perf_counter() - started
         self._resources = ExitStack()
         self._resources.enter_context(runtime.wired_limit(pair.target.model.model))
 
@@ -205,6 +208,7 @@ class DFlashGenerator:
             dtype=str(pair.target.model.dtype).removeprefix("mlx.core."),
             device=self._machine.device,
             blas=self._machine.blas,
+            kernels=str(self._kernels),
             block_size=self._block_size,
             seed=request.params.seed,
             prompt_tokens=len(request.prompt),
@@ -223,7 +227,7 @@ class DFlashGenerator:
             target=pair.target.model,
             cache=pair.target.model.make_cache(),
             drafter=Drafter(pair.draft, pair.target.model) if pair.draft else None,
-            sampler=Sampler(request.params, request.options.logits_processors),
+            sampler=Sampler(request.params, request.options.logits_processors, choices=self._kernels),
             cut=transcript.cut,
             policy=WholeBlock(),
             max_new_tokens=request.budget,
@@ -305,6 +309,15 @@ class DFlashGenerator:
         sampler = Sampler(request.params, request.options.logits_processors)
         gap = sampler.gap(logits, before.shape[0], before, (plain[index], drafted[index]))
         return Difference(index, plain[index], drafted[index], gap)
+
+
+def find_target(target_model: str | Path) -> None:
+    """Look for a target without loading it.
+
+    Raises:
+        LoadError: it cannot be had.
+    """
+    loading.find_target(target_model, runtime.machine())
 
 
 def _check_mode(

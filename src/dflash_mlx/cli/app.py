@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from dflash_mlx.cli.options import ChatOptions, Options, check, for_chat, inherit, takes, without_effect
-from dflash_mlx.cli.prompt import read_prompt, stdin_is_terminal
+from dflash_mlx.cli.prompt import NoPrompt, read_prompt, stdin_is_terminal
 from dflash_mlx.errors import DFlashError
 
 if TYPE_CHECKING:
@@ -89,7 +89,11 @@ def _load(**arguments: Any) -> DFlashGenerator:
 
 def _generate(view: View, options: Options, factory: Factory) -> int:
     check(options)
-    prompt = read_prompt(options, view.note)
+    try:
+        prompt = read_prompt(options, view.note)
+    except NoPrompt:
+        _look_for_target(options, factory)
+        raise
     if prompt is None:
         return _chat(view, for_chat(options), factory)
     if sentence := without_effect(options, options.temperature or 0):
@@ -102,6 +106,14 @@ def _generate(view: View, options: Options, factory: Factory) -> int:
         else:
             _stream(view, generator, prompt, options)
     return 0
+
+
+def _look_for_target(options: Options, factory: Factory) -> None:
+    """A target that cannot be had is the news, with or without a prompt; nothing is loaded."""
+    if options.target_model is not None and factory is _load:
+        from dflash_mlx.generator import find_target
+
+        find_target(options.target_model)
 
 
 def _open(view: View, options: ChatOptions, factory: Factory) -> DFlashGenerator:

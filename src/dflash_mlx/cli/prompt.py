@@ -9,6 +9,11 @@ from dflash_mlx.cli.options import Options
 from dflash_mlx.errors import UsageError
 
 _PATIENCE = 1.0  # seconds of waiting for a pipe before saying so
+_LONG_ENOUGH = 10.0  # seconds after which a silent pipe beside a prompt is taken for none
+
+
+class NoPrompt(UsageError):
+    """Nothing was asked, and there is no terminal to ask on."""
 
 
 def read_prompt(options: Options, note: Callable[[str], None]) -> str | None:
@@ -21,7 +26,8 @@ def read_prompt(options: Options, note: Callable[[str], None]) -> str | None:
         note: told when stdin keeps the program waiting.
 
     Raises:
-        UsageError: for a prompt that is empty or not text, and where there is none at all.
+        NoPrompt: where there is none at all.
+        UsageError: for a prompt that is empty or not text.
     """
     if "-" in (options.prompt, options.prompt_file):
         return _filled(_read_stdin(note), "stdin")
@@ -34,7 +40,7 @@ def read_prompt(options: Options, note: Callable[[str], None]) -> str | None:
         return None
     prompt = _read_stdin(note)
     if not prompt.strip():
-        raise UsageError("There is no prompt: give one with --prompt, --prompt-file or a pipe.")
+        raise NoPrompt("There is no prompt: give one with --prompt, --prompt-file or a pipe.")
     return prompt
 
 
@@ -67,8 +73,21 @@ def _filled(text: str, source: str) -> str:
 
 
 def _with_document(prompt: str, note: Callable[[str], None]) -> str:
-    document = "" if stdin_is_terminal() else _read_stdin(note)
+    document = _read_beside(note)
     return f"{prompt}\n\n{document}" if document.strip() else prompt
+
+
+def _read_beside(note: Callable[[str], None]) -> str:
+    """What a pipe holds beside a prompt; one that stays silent is left alone, as many programs leave one open."""
+    stream = binary_stdin()
+    if stream is None or stdin_is_terminal():
+        return ""
+    if not _has_something(stream, _PATIENCE):
+        note("Waiting for the pipe beside the prompt; `< /dev/null` gives none.")
+        if not _has_something(stream, _LONG_ENOUGH):
+            note(f"Nothing came through the pipe within {_LONG_ENOUGH:.0f} seconds: going on without it.")
+            return ""
+    return _without_last_newline(decode(stream.read(), "stdin"))
 
 
 def _read_file(path: str, source: str) -> str:
@@ -86,17 +105,18 @@ def _read_stdin(note: Callable[[str], None]) -> str:
         return ""
     if stdin_is_terminal():
         note("Type the prompt; Ctrl-D on a new line ends it.")
-    elif _keeps_waiting(stream):
+    elif not _has_something(stream, _PATIENCE):
         note("Waiting for stdin to end; `< /dev/null` gives none.")
     return _without_last_newline(decode(stream.read(), "stdin"))
 
 
-def _keeps_waiting(stream: BinaryIO) -> bool:
+def _has_something(stream: BinaryIO, seconds: float) -> bool:
+    """Whether data or the end comes within that time."""
     try:
-        ready, _, _ = select.select([stream], [], [], _PATIENCE)
+        ready, _, _ = select.select([stream], [], [], seconds)
     except (OSError, ValueError):  # not a file that can be waited for
-        return False
-    return not ready
+        return True
+    return bool(ready)
 
 
 def _without_last_newline(text: str) -> str:

@@ -1,6 +1,6 @@
 """Names -> files -> a loaded pair: registry, hub, pair checks, safetensors, GGUF, tokenizers."""
 
-from dflash_mlx.loading.load import LoadedPair, LoadedTarget, load_pair
+from dflash_mlx.loading.load import LoadedPair, LoadedTarget, find_target, load_pair
 from dflash_mlx.loading.names import default_pair
 from dflash_mlx.loading.registry import PAIRS, KnownPair
 from dflash_mlx.loading.tokenizer import encode_raw, has_template, render
@@ -12,6 +12,7 @@ __all__ = [
     "LoadedTarget",
     "default_pair",
     "encode_raw",
+    "find_target",
     "has_template",
     "load_pair",
     "render",

@@ -14,9 +14,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from dflash_mlx.drafter import DraftConfig, DraftNetwork, check_bits
 from dflash_mlx.errors import LoadError, PairError, UsageError
-from dflash_mlx.loading import pair
+from dflash_mlx.loading import names, pair
 from dflash_mlx.loading.checkpoint import Checkpoint, FolderCheckpoint, open_target
-from dflash_mlx.loading.names import Source, find_draft, find_target
+from dflash_mlx.loading.names import Source, find_draft
 from dflash_mlx.loading.registry import GB, KnownPair
 from dflash_mlx.runtime import Machine
 from dflash_mlx.target import MLXTarget
@@ -91,6 +91,15 @@ def load_pair(
     return LoadedPair(loaded, network, row.thinking if row else None, tuple(notes), nbytes)
 
 
+def find_target(given: str | Path, machine: Machine) -> None:
+    """Look for a target as `load_pair` would, as far as its config and tokenizer; no weights are fetched.
+
+    Raises:
+        LoadError: it cannot be had.
+    """
+    _found_target(given, machine, [])
+
+
 @dataclass(frozen=True, slots=True)
 class _Target:
     """A target whose config was checked; its weights are loaded already or wait in `checkpoint`."""
@@ -108,7 +117,7 @@ def _found_target(given: str | Path | LoadedTarget | None, machine: Machine, not
         source, shape = Source(given.name), pair.shape_of(given.model)
         return _Target(source, given.known, shape, given.tokenizer, None, given)
     on_gpu, memory = machine.device == "gpu", int(machine.memory_gb * GB)
-    source, known = find_target(given, gpu=on_gpu, memory_bytes=memory, notes=notes)
+    source, known = names.find_target(given, gpu=on_gpu, memory_bytes=memory, notes=notes)
     checkpoint = open_target(source)
     shape = pair.check_target(checkpoint.config, name=checkpoint.name)
     return _Target(source, known, shape, checkpoint.tokenizer(), checkpoint, None)
