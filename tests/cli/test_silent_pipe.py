@@ -5,10 +5,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from rich.console import Console
 
 from dflash_mlx import generator
 from dflash_mlx.cli import app, prompt
 from dflash_mlx.cli.options import Options
+from dflash_mlx.cli.view import View
 from dflash_mlx.errors import HubError
 
 
@@ -44,7 +46,8 @@ def test_a_target_that_cannot_be_had_is_said_before_a_missing_prompt(
         raise HubError(f"{name} could not be fetched")
 
     monkeypatch.setattr(generator, "find_target", unreachable)
+    view = View(Console(), io.StringIO(), stats=None)
     with pytest.raises(HubError, match="Qwen3-8B could not be fetched"):
-        app._generate(None, Options(target_model="Qwen3-8B"), app._load)
+        app._generate(view, Options(target_model="Qwen3-8B"), app._load)
     with pytest.raises(prompt.NoPrompt):
-        app._generate(None, Options(), app._load)
+        app._generate(view, Options(), app._load)
