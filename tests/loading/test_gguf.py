@@ -102,6 +102,17 @@ def test_without_a_dtype_tensors_stay_packed():
     assert packed.config["quantization"]["model.layers.3.mlp.up_proj"] == {"group_size": 32, "bits": 4}
 
 
+def test_packed_and_expanded_weights_are_the_same():
+    name = "model.layers.0.self_attn.q_proj"
+    packed = {
+        key: array for key, array in gguf.read(FILE, name="x").weights(dtype=None) if key.startswith(name)
+    }
+    weight, scales, biases = (packed[f"{name}.{part}"] for part in ("weight", "scales", "biases"))
+    unpacked = mx.dequantize(weight, scales, biases, group_size=32, bits=4)
+    expanded = dict(gguf.read(FILE, name="x").weights(dtype=mx.float32))[f"{name}.weight"]
+    assert mx.allclose(unpacked.astype(mx.float32), expanded, atol=1e-3).item()
+
+
 def test_half_split_rows_undoes_the_interleaving():
     heads, half = 2, 3
     model_rows = mx.arange(heads * 2 * half)[:, None]
