@@ -142,3 +142,19 @@ def test_strided_inputs_are_read_in_place_when_asked_for() -> None:
             init_value=0,
         )
         assert mx.array_equal(out[:, :columns], view)
+
+
+@pytest.mark.parametrize(("contiguous", "strides"), [(True, [4, 1]), (False, [8, 1])])
+def test_an_input_is_copied_only_where_the_kernel_wants_rows_without_gaps(
+    contiguous: bool, strides: list[int]
+) -> None:
+    kernel = emulator.factory()(
+        name="strides",
+        input_names=["x"],
+        output_names=["o"],
+        source="o[thread_position_in_grid.x] = x_strides[thread_position_in_grid.x];",
+        ensure_row_contiguous=contiguous,
+    )
+    call = {"grid": (2, 1, 1), "threadgroup": (2, 1, 1), "output_shapes": [(2,)], "output_dtypes": [mx.int64]}
+    (out,) = kernel(inputs=[mx.arange(48).reshape(6, 8)[1:5, 2:6]], **call)
+    assert out.tolist() == strides

@@ -28,13 +28,14 @@ class Sample:
 
     def build(self, factory: Callable[..., Any]) -> Callable[..., list[mx.array]]:
         """The kernel, by MLX's factory or the emulator's."""
-        return factory(
+        kernel: Callable[..., list[mx.array]] = factory(
             name=self.name,
             input_names=list(self.input_names),
             output_names=list(self.output_names),
             source=self.source,
             header=self.header,
         )
+        return kernel
 
 
 def _first_pass(form: Form) -> Sample:
@@ -75,8 +76,10 @@ class Attention:
         """4 query heads on 2 key heads, 16 rows, ten unused rows in the context buffer."""
         keys = mx.random.split(mx.random.key(context), 5)
         shapes = [(4, 16, head_dim), *[(2, context + 10, head_dim)] * 2, *[(2, 16, head_dim)] * 2]
-        q, *rest = [mx.random.normal(s, key=k).astype(dtype) for s, k in zip(shapes, keys, strict=True)]
-        return cls(q, *rest, context=context, window=window)
+        q, k_ctx, v_ctx, k_blk, v_blk = (
+            mx.random.normal(shape, key=key).astype(dtype) for shape, key in zip(shapes, keys, strict=True)
+        )
+        return cls(q, k_ctx, v_ctx, k_blk, v_blk, context, window)
 
     def run(
         self, form: Form, factory: Callable[..., Any], *, first_pass: Sample | None = None, splits: int = 3
@@ -128,4 +131,4 @@ class Attention:
 
     def error(self, out: mx.array) -> float:
         """Largest difference to the reference."""
-        return mx.abs(out.astype(mx.float32) - self.reference()).max().item()
+        return float(mx.abs(out.astype(mx.float32) - self.reference()).max())
