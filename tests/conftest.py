@@ -4,7 +4,10 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-import dflash_mlx  # noqa: F401  before a test imports mlx, which binds its BLAS when it is loaded
+# Products of tiny models are too small for threads, which on a busy machine wait for each other most of the time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import dflash_mlx  # noqa: E402, F401  before a test imports mlx, which binds its BLAS when it is loaded
 
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True)

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from dflash_mlx.detokenizer import MAX_OPEN
 from dflash_mlx.errors import UsageError
-from dflash_mlx.text import MAX_OPEN, Transcript, check_stop_strings
+from dflash_mlx.text import Transcript, check_stop_strings
 from tests.kit.tokenizers import (
     REPLACEMENT,
     TAGS,
