@@ -147,3 +147,10 @@ def test_faults_name_the_file_that_a_body_stands_in() -> None:
     assert known.names == Names("walk_0123456789.header.metal", "greedy_walk.metal")
     other = k(name="mine", input_names=["x"], output_names=["o"], source="o[0] = 1;")
     assert other.names.body == "mine.metal"
+
+
+def test_more_buffers_than_metal_takes_are_refused() -> None:
+    names = [f"x{i}" for i in range(31)]
+    k = emulator.factory()(name="many", input_names=names, output_names=["o"], source="o[grid_size.x] = 1;")
+    with pytest.raises(emulator.KernelFault, match="32 buffer arguments: Metal takes 31"):
+        k(inputs=[mx.ones(8)] * 31, **FLOAT_CALL)
