@@ -128,8 +128,7 @@ class Decoder:
         )
         with self._undone_on_error(verified):
             self.meter.verified(verified.logits, verified.features)
-            draws = self._draw(verified, proposed)
-            accepted = agree(_ints(proposed), draws)
+            accepted, draws = self._agreed(verified, proposed)
             return self._commit(verified, draws[: accepted + 1], n, accepted)
 
     def _step(self) -> Round:
@@ -148,6 +147,16 @@ class Decoder:
         except BaseException:
             self.target.commit(self.cache, verified.tape, 0)
             raise
+
+    def _agreed(self, verified: Pass, proposed: mx.array) -> tuple[int, list[int]]:
+        """How many proposed tokens the target would have drawn too, and its own token for each row."""
+        walk = self.sampler.walk(verified.logits, proposed)
+        if walk is None:
+            draws = self._draw(verified, proposed)
+            return agree(_ints(proposed), draws), draws
+        mx.eval(walk, verified.features)
+        accepted, *draws = _ints(walk)
+        return accepted, draws
 
     def _draw(self, verified: Pass, proposed: mx.array | None) -> list[int]:
         """The target's token for each row; the round's only wait for the device."""

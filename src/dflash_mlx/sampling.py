@@ -13,6 +13,8 @@ from mlx_lm.sample_utils import make_logits_processors
 
 from dflash_mlx.core import SamplingParams
 from dflash_mlx.errors import UsageError
+from dflash_mlx.kernels import greedy_walk
+from dflash_mlx.kernels.choice import NO_KERNELS, Choices
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 """Takes the tokens before a row [n] and its logits [1, V] in fp32, returns logits [1, V]."""
@@ -60,10 +62,18 @@ class Sampler:
     Args:
         params: temperature, cuts, penalties and seed.
         processors: the caller's own, applied after the penalties of `params`.
+        choices: the kernels in use.
     """
 
-    def __init__(self, params: SamplingParams, processors: Sequence[LogitsProcessor] = ()):
+    def __init__(
+        self,
+        params: SamplingParams,
+        processors: Sequence[LogitsProcessor] = (),
+        *,
+        choices: Choices = NO_KERNELS,
+    ):
         self.params = params
+        self._choices = choices
         self._processors = [*_penalties(params), *processors]
 
     @property
@@ -83,6 +93,22 @@ class Sampler:
             [S] int32, lazy; `UNDECIDED` in rows that only `draw_whole` can decide.
         """
         return self._draw(logits, position, history, max(_SHORTLIST, self.params.top_k + 1))
+
+    def walk(self, logits: mx.array, proposed: mx.array) -> mx.array | None:
+        """Greedy draws of a pass and how far the proposal agrees with them, where a kernel was chosen for that.
+
+        Args:
+            logits: [S, V].
+            proposed: [S - 1] int32.
+
+        Returns:
+            [S + 1] int32, lazy: the agreeing tokens, then what `draw` gives; None where `draw` is to be asked.
+        """
+        if self.params.temperature > 0 or self._processors:
+            return None
+        if not greedy_walk.is_chosen(logits, proposed, self._choices):
+            return None
+        return greedy_walk.greedy_walk(logits, proposed, choices=self._choices)
 
     def draw_whole(self, logits: mx.array, position: int, history: mx.array | None = None) -> mx.array:
         """Like `draw`, over a full sort of each row: slow, and never undecided."""

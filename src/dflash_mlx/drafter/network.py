@@ -4,16 +4,15 @@ A dense Qwen3-style decoder whose layers also attend to keys and values made fro
 has no embedding and no head of its own; both are the target's. Attribute names are those of the checkpoints.
 """
 
-from typing import Literal
-
 import mlx.core as mx
 import mlx.nn as nn
 
 from dflash_mlx.drafter.config import DraftConfig
 from dflash_mlx.drafter.context import Context, LayerContext
 from dflash_mlx.drafter.rope import Rope
-
-Mask = mx.array | Literal["causal"] | None
+from dflash_mlx.kernels import context_rows
+from dflash_mlx.kernels.attention import cached_block_attention
+from dflash_mlx.kernels.choice import NO_KERNELS, Choices
 
 
 class Attention(nn.Module):
@@ -27,6 +26,8 @@ class Attention(nn.Module):
         # The amplitude of YaRN multiplies queries and keys alike: squared, it is a factor of the scores.
         self.scale = config.head_dim**-0.5 * rope.amplitude**2
         self._rope = rope
+        self._kv_heads = kv_heads
+        self._causal = config.causal(layer)
         self.q_proj = nn.Linear(hidden, heads * config.head_dim, bias=bias)
         self.k_proj = nn.Linear(hidden, kv_heads * config.head_dim, bias=bias)
         self.v_proj = nn.Linear(hidden, kv_heads * config.head_dim, bias=bias)
@@ -35,26 +36,47 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def __call__(
-        self, block: mx.array, fused: mx.array | None, context: LayerContext, start: int, mask: Mask
+        self, block: mx.array, fused: mx.array | None, context: LayerContext, start: int, choices: Choices
     ) -> mx.array:
         """Attend from normed block rows [1, B, D] at start + j; fused rows [1, S, D] enter the context."""
         kept = 0 if fused is None else fused.shape[1]
         rows = block if fused is None else mx.concatenate([fused, block], axis=1)  # [1, S + B, D]
-        keys, values = self._keys_values(rows, start - kept)
+        keys, values = self._keys_values(rows, start - kept, choices)
         keys, values = context.extend(keys, values, keep=kept)
         queries = self.q_norm(self._heads(self.q_proj(block))).transpose(0, 2, 1, 3)
         queries = self._rope(queries, offset=start)
-        mixed = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
+        mixed = cached_block_attention(
+            queries,
+            keys,
+            values,
+            scale=self.scale,
+            causal=self._causal,
+            window=context.window,
+            choices=choices,
+        )
         return self.o_proj(mixed.transpose(0, 2, 1, 3).flatten(2))
 
-    def absorb(self, fused: mx.array, context: LayerContext, start: int) -> None:
+    def absorb(self, fused: mx.array, context: LayerContext, start: int, choices: Choices) -> None:
         """Let fused rows [1, S, D], the last of which stands right before start, enter the context."""
-        keys, values = self._keys_values(fused, start - fused.shape[1])
+        keys, values = self._keys_values(fused, start - fused.shape[1], choices)
         context.extend(keys, values, keep=fused.shape[1])
 
-    def _keys_values(self, rows: mx.array, offset: int) -> tuple[mx.array, mx.array]:
-        keys = self.k_norm(self._heads(self.k_proj(rows))).transpose(0, 2, 1, 3)
-        return self._rope(keys, offset=offset), self._heads(self.v_proj(rows)).transpose(0, 2, 1, 3)
+    def _keys_values(self, rows: mx.array, offset: int, choices: Choices) -> tuple[mx.array, mx.array]:
+        """Rows [1, S, D] at offset + s to rotated keys and to values, both [1, H, S, hd]."""
+        keys, values = self.k_proj(rows), self.v_proj(rows)
+        if choices is not NO_KERNELS and context_rows.is_chosen(keys[0], values[0], self._kv_heads, choices):
+            return context_rows.context_rows(
+                keys[0],
+                values[0],
+                heads=self._kv_heads,
+                norm_weight=self.k_norm.weight,
+                eps=self.k_norm.eps,
+                inverse_frequencies=self._rope.inverse_frequencies,
+                offset=offset,
+                choices=choices,
+            )
+        keys = self.k_norm(self._heads(keys)).transpose(0, 2, 1, 3)
+        return self._rope(keys, offset=offset), self._heads(values).transpose(0, 2, 1, 3)
 
     def _heads(self, rows: mx.array) -> mx.array:
         return rows.reshape(1, rows.shape[1], -1, self.head_dim)
@@ -85,10 +107,10 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def __call__(
-        self, hidden: mx.array, fused: mx.array | None, context: LayerContext, start: int, mask: Mask
+        self, hidden: mx.array, fused: mx.array | None, context: LayerContext, start: int, choices: Choices
     ) -> mx.array:
         """[1, B, D] to [1, B, D]."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), fused, context, start, mask)
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), fused, context, start, choices)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -100,6 +122,7 @@ class DraftNetwork(nn.Module):
         self.config = config
         self.name = name
         self.bits: int | None = None  # of the weights as they are held; None: not quantised
+        self.choices = NO_KERNELS  # set once, before the first generation
         rope = Rope(config.rope, config.head_dim)
         self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -132,14 +155,9 @@ class DraftNetwork(nn.Module):
         """
         start = context.length + (0 if fused is None else fused.shape[0])
         hidden = block[None].astype(self.dtype)
-        masks: dict[tuple[int, int | None, bool], Mask] = {}
-        for index, (layer, rows) in enumerate(zip(self.layers, context.layers, strict=True)):
+        for layer, rows in zip(self.layers, context.layers, strict=True):
             seen = None if fused is None else _in_window(fused, rows.window)[None]
-            visible = rows.seen_after(0 if seen is None else seen.shape[1])
-            key = (visible, rows.window, self.config.causal(index))
-            if key not in masks:
-                masks[key] = _mask(visible, block.shape[0], rows.window, causal=key[2])
-            hidden = layer(hidden, seen, rows, start, masks[key])
+            hidden = layer(hidden, seen, rows, start, self.choices)
         context.length = start
         return self.norm(hidden[0, 1:])
 
@@ -147,19 +165,10 @@ class DraftNetwork(nn.Module):
         """Let fused rows [S, D] enter the context without drafting; buffers are lazy afterwards."""
         context.length += fused.shape[0]
         for layer, rows in zip(self.layers, context.layers, strict=True):
-            layer.self_attn.absorb(_in_window(fused, rows.window)[None], rows, context.length)
+            fitting = _in_window(fused, rows.window)[None]
+            layer.self_attn.absorb(fitting, rows, context.length, self.choices)
 
 
 def _in_window(fused: mx.array, window: int | None) -> mx.array:
     """The rows that a token right after them sees through the window."""
     return fused if window is None else fused[1 - window :]
-
-
-def _mask(context: int, block: int, window: int | None, *, causal: bool) -> Mask:
-    """What block rows may attend to among context rows, then block rows; the block is not windowed."""
-    if window is None or context + block <= window:
-        return "causal" if causal else None
-    query = context + mx.arange(block)[:, None]
-    key = mx.arange(context + block)[None]
-    inside = (key <= query) if causal else mx.array(True)
-    return mx.where(key < context, query - key < window, inside)

@@ -147,6 +147,10 @@ class Rope:
     def __init__(self, config: RopeConfig, dims: int) -> None:
         self.dims = dims
         self.amplitude = config.amplitude()
+        # The rotation in radians per position, float32 [dims / 2], for the kernels.
+        self.inverse_frequencies = mx.array(
+            [1 / length for length in config.wavelengths(dims)], dtype=mx.float32
+        )
         self._theta = config.theta if config.kind == "default" else None
         self._wavelengths = None if self._theta else mx.array(config.wavelengths(dims), dtype=mx.float32)
 

@@ -4,10 +4,12 @@ In: the block's queries, the context buffers with their length, the block's own 
 rows. Knows nothing of caches: a buffer comes whole, or as a stock cache's slice, and is never copied.
 """
 
+import functools
 import math
 from typing import Literal, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from dflash_mlx.kernels.attention_plan import (
     Form,
@@ -19,7 +21,7 @@ from dflash_mlx.kernels.attention_plan import (
     supports,
     vector_rows,
 )
-from dflash_mlx.kernels.choice import Choices, Contest
+from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
 from dflash_mlx.kernels.source import Factory, Kernel, usable
 
 _MODES = {"full": 0, "causal": 1, "ancestors": 2}
@@ -156,8 +158,10 @@ def cached_block_attention(
         [1, G*Hk, S, D] in the dtype of q.
     """
     context_length = keys.shape[2] - q.shape[2]
-    arrays = (q, keys, values, keys[..., context_length:, :], values[..., context_length:, :])
-    build = _chosen(arrays, context_length, window, choices, factory)
+    build = None
+    if choices is not NO_KERNELS:
+        arrays = (q, keys, values, keys[..., context_length:, :], values[..., context_length:, :])
+        build = _chosen(arrays, context_length, window, choices, factory)
     if build is None:
         return cached_block_attention_reference(
             q, keys, values, scale=scale, causal=causal, window=window, ancestors=ancestors
@@ -274,10 +278,10 @@ def cached_block_attention_reference(
     rows = q.shape[2]
     context = keys.shape[2] - rows
     first = first_seen(context, window)
+    if first > 0:
+        keys, values = keys[..., first:, :], values[..., first:, :]
     mask = _mask(rows, context - first, _Sight(causal, window, ancestors))
-    return mx.fast.scaled_dot_product_attention(
-        q, keys[..., first:, :], values[..., first:, :], scale=scale, mask=mask
-    )
+    return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
 
 
 def _mask(rows: int, context: int, sight: _Sight) -> mx.array | Literal["causal"] | None:
@@ -289,18 +293,28 @@ def _mask(rows: int, context: int, sight: _Sight) -> mx.array | Literal["causal"
         return None
     if not cuts and sight.mode == "causal":
         return "causal"
+    if sight.ancestors is None:
+        assert sight.window is not None
+        return _window_mask(rows, context, sight.window, sight.causal)
     row = mx.arange(rows)[:, None]
-    depth = row
-    block = mx.ones((rows, rows), mx.bool_)
-    if sight.ancestors is not None:
-        named = (sight.ancestors[:, None] >> mx.arange(rows, dtype=mx.uint32)) & 1
-        block = (named == 1) | (row == row.T)
-        depth = block.sum(axis=1, keepdims=True) - 1
-    elif sight.causal:
-        block = row >= row.T
+    named = (sight.ancestors[:, None] >> mx.arange(rows, dtype=mx.uint32)) & 1
+    block = (named == 1) | (row == row.T)
+    depth = block.sum(axis=1, keepdims=True) - 1
     back = context + depth - mx.arange(context)  # [S, context]
     seen = mx.ones((rows, context), mx.bool_) if sight.window is None else back < sight.window
     return mx.concatenate([seen, block], axis=1)
+
+
+@functools.lru_cache(maxsize=16)
+def _window_mask(rows: int, context: int, window: int, causal: bool) -> mx.array:
+    """Boolean [S, context + S], whole in memory: layers, rounds and threads share it.
+
+    A context that fills its window has one length for all rounds.
+    """
+    row = np.arange(rows)[:, None]
+    seen = context + row - np.arange(context) < window
+    block = row >= row.T if causal else np.ones((rows, rows), np.bool_)
+    return mx.array(np.concatenate([seen, block], axis=1))
 
 
 def digest() -> str:

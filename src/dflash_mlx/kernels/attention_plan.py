@@ -41,15 +41,22 @@ def supports(
     heads, rows, head_dim = q.shape[1:]
     kv_heads, capacity = context_k.shape[1:3]
     return (
-        q.dtype in DTYPES
-        and head_dim in HEAD_DIMS
+        covers(heads, kv_heads, head_dim, q.dtype)
         and 1 <= rows <= MAX_ROWS
         and capacity > 0
+        and block_k.shape == block_v.shape == (1, kv_heads, rows, head_dim)
+        and context_v.shape == context_k.shape == (1, kv_heads, capacity, head_dim)
+    )
+
+
+def covers(heads: int, kv_heads: int, head_dim: int, dtype: mx.Dtype) -> bool:
+    """Whether the Metal forms cover attention of this kind, whatever its rows and keys."""
+    return (
+        dtype in DTYPES
+        and head_dim in HEAD_DIMS
         and kv_heads > 0
         and heads % kv_heads == 0
         and 1 <= heads // kv_heads <= MAX_GROUP
-        and block_k.shape == block_v.shape == (1, kv_heads, rows, head_dim)
-        and context_v.shape == context_k.shape == (1, kv_heads, capacity, head_dim)
     )
 
 
@@ -98,6 +105,17 @@ def class_name(rows: int, heads: int, kv_heads: int, head_dim: int, keys: int, d
 def bands(rows: int, keys: int) -> tuple[int, int]:
     """The most rows and the most keys of the class that these belong to: powers of two."""
     return 1 << (rows - 1).bit_length(), max(1024, 1 << (keys - 1).bit_length())
+
+
+def row_bands(most: int) -> list[int]:
+    """The bands of 2 to `most` block rows, by the most rows of each."""
+    return sorted({bands(rows, 1)[0] for rows in range(2, min(most, MAX_ROWS) + 1)})
+
+
+def key_bands(most: int) -> list[int]:
+    """The bands of up to `most` visible keys, by the most keys of each."""
+    last = bands(2, most)[1]
+    return [1 << power for power in range(10, last.bit_length())]
 
 
 def first_seen(context_length: int, window: int | None) -> int:

@@ -9,7 +9,7 @@ import functools
 import mlx.core as mx
 import numpy as np
 
-from dflash_mlx.kernels.choice import Choices, Contest
+from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
 from dflash_mlx.kernels.source import Factory, Kernel, usable
 
 MAX_HEAD_DIM = 256
@@ -34,10 +34,24 @@ def inverse_frequencies(head_dim: int, base: float) -> mx.array:
 
 def supports(k: mx.array, v: mx.array, heads: int) -> bool:
     """Whether the Metal form covers these shapes and dtypes; `context_rows` takes the reference otherwise."""
-    if k.ndim != 2 or k.shape != v.shape or k.dtype != v.dtype or k.dtype not in BOUNDS:
+    if k.ndim != 2 or k.shape != v.shape or k.dtype != v.dtype:
         return False
     head_dim, rest = divmod(k.shape[1], heads)
-    return k.shape[0] > 0 and rest == 0 and 16 <= head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0
+    return k.shape[0] > 0 and rest == 0 and covers(head_dim, k.dtype)
+
+
+def covers(head_dim: int, dtype: mx.Dtype) -> bool:
+    """Whether the Metal form covers heads of this kind, whatever the rows."""
+    return dtype in BOUNDS and 16 <= head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0
+
+
+def is_chosen(k: mx.array, v: mx.array, heads: int, choices: Choices) -> bool:
+    """Whether the kernel is to make these rows [S, heads*D] ready; if not, a drafter runs MLX's fast operations."""
+    return (
+        choices is not NO_KERNELS
+        and supports(k, v, heads)
+        and choices.factory_for(NAME, shape_class(k, heads)) is not None
+    )
 
 
 def context_rows(
@@ -144,7 +158,10 @@ def _class_name(rows: int, heads: int, head_dim: int, dtype: mx.Dtype) -> str:
 
 
 def contest(rows: int, *, heads: int, head_dim: int, dtype: mx.Dtype) -> Contest:
-    """What `Chooser.prepare` needs to try this class, with a key norm."""
+    """What `Chooser.prepare` needs to try this class, with a key norm.
+
+    Held to the definition, raced against MLX's fast norm and rotation, which is what a drafter runs otherwise.
+    """
     frequencies = inverse_frequencies(head_dim, 1e6)
 
     def inputs(seed: int) -> tuple[mx.array, ...]:
@@ -168,6 +185,12 @@ def contest(rows: int, *, heads: int, head_dim: int, dtype: mx.Dtype) -> Contest
             factory=factory,
         )
 
+    def stock(k: mx.array, v: mx.array, weight: mx.array) -> tuple[mx.array, ...]:
+        split = (1, rows, heads, head_dim)
+        keys = mx.fast.rms_norm(k.reshape(split), weight, 1e-6).swapaxes(1, 2)
+        keys = mx.fast.rope(keys, head_dim, traditional=False, base=1e6, scale=1.0, offset=4000)
+        return keys, v.reshape(split).swapaxes(1, 2)
+
     return Contest(
         kernel=NAME,
         digest=digest(),
@@ -175,6 +198,7 @@ def contest(rows: int, *, heads: int, head_dim: int, dtype: mx.Dtype) -> Contest
         bound=BOUNDS[dtype],
         bytes=4 * rows * heads * head_dim * dtype.size,
         inputs=inputs,
-        reference=lambda *arrays: make(None, *arrays),
+        reference=stock,
         candidate=make,
+        exact=lambda *arrays: make(None, *arrays),
     )

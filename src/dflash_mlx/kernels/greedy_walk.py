@@ -64,11 +64,21 @@ def greedy_walk_kernel(logits: mx.array, proposal: mx.array, *, factory: Factory
 
 def greedy_walk(logits: mx.array, proposal: mx.array, *, choices: Choices = NO_KERNELS) -> mx.array:
     """`greedy_walk_reference` by whatever was chosen for this class."""
-    if choices.chosen and supports(logits, proposal):
-        chosen = choices.factory_for(WALK.name, shape_class(logits))
-        if chosen is not None:
-            return greedy_walk_kernel(logits, proposal, factory=chosen)
-    return greedy_walk_reference(logits, proposal)
+    chosen = _chosen(logits, proposal, choices)
+    if chosen is None:
+        return greedy_walk_reference(logits, proposal)
+    return greedy_walk_kernel(logits, proposal, factory=chosen)
+
+
+def is_chosen(logits: mx.array, proposal: mx.array, choices: Choices) -> bool:
+    """Whether `greedy_walk` runs the kernel here."""
+    return _chosen(logits, proposal, choices) is not None
+
+
+def _chosen(logits: mx.array, proposal: mx.array, choices: Choices) -> Factory | None:
+    if not choices.chosen or not supports(logits, proposal):
+        return None
+    return choices.factory_for(WALK.name, shape_class(logits))
 
 
 def shape_class(logits: mx.array) -> str:

@@ -16,7 +16,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from dflash_mlx.core import Pass
 from dflash_mlx.errors import UnsupportedError
-from dflash_mlx.target import caches, taps
+from dflash_mlx.kernels import layers, trial
+from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
+from dflash_mlx.target import caches, kernels, taps
 from dflash_mlx.target.caches import Cache, CacheSnapshot, Tape
 
 _locks: dict[int, threading.RLock] = {}
@@ -42,6 +44,7 @@ class MLXTarget:
         self.model_type: str = config.get("model_type", type(model).__module__)
         self.max_positions: int | None = text.get("max_position_embeddings", text.get("n_positions"))
         self.logit_softcap: float | None = text.get("final_logit_softcapping")
+        self.choices = NO_KERNELS
         self._layers: list[nn.Module] = list(model.layers)
         self.num_layers = len(self._layers)
         self._trunk = _trunk(model, self._layers[0], self.model_type)
@@ -120,6 +123,57 @@ class MLXTarget:
     def restore(self, cache: Cache, snapshot: CacheSnapshot) -> None:
         """Bring back the state of `snapshot`."""
         caches.restore(cache, snapshot)
+
+    def contests(self, *, block_size: int, key_bands: list[int]) -> Iterator[Contest]:
+        """What passes of 2 to `block_size` rows could use, one contest for each class of shapes."""
+        two = mx.array([[0, 1]])
+        with self._lock:
+            attentions = kernels.shapes(self.model, lambda: self.model(two, cache=self.make_cache()))
+        yield from kernels.contests(
+            self.model,
+            attentions,
+            vocab_size=self.vocab_size,
+            dtype=self.dtype,
+            block_size=block_size,
+            key_bands=key_bands,
+        )
+
+    def use(self, choices: Choices) -> str | None:
+        """Run passes of 2 to 32 rows with the chosen kernels, once they gave what the stock forward gives.
+
+        Call it between generations; `NO_KERNELS` brings the stock forward back.
+
+        Returns:
+            None, or a sentence for the user: they gave something else, and the forward is the stock one.
+        """
+        with self._lock:
+            layers.restore(self.model)
+            self.choices = NO_KERNELS
+            if choices is NO_KERNELS:
+                return None
+            expected = self._trial()
+            mx.eval(expected)
+            kernels.give(self.model, choices)
+            wrong = trial.difference(expected, self._trial, dtype=self.dtype)
+            if wrong is None:
+                self.choices = choices
+                return None
+            layers.restore(self.model)
+        return (
+            f"The forward of {self.name} differs with the Metal kernels ({wrong}) in this version of mlx-lm: none "
+            "is used."
+        )
+
+    def _trial(self) -> list[mx.array]:
+        """Logits of passes of many row counts over one context; lazy."""
+        cache = self.make_cache()
+        self.verify(mx.array([1, 2, 3]), cache)
+        logits = []
+        for rows in (2, 4, 8, 16, 32):
+            tried = self.verify(mx.arange(rows) % self.vocab_size, cache)
+            logits.append(tried.logits)
+            self.commit(cache, tried.tape, 0)
+        return logits
 
     def _probe(self) -> tuple[int, int]:
         """Compare a tapped pass, the embedding and the head with the stock forward; gives the widths of both ends.
