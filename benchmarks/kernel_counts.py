@@ -177,7 +177,7 @@ def count_attention(launch: Launch) -> Count:
     part, stats = launch.outputs["o_part"].nbytes, launch.outputs["stats"].nbytes
     streams = [
         Stream("keys and values", key_bytes, row_groups * key_bytes),
-        Stream("q", q.nbytes, splits * q.nbytes),
+        Stream("q", q.nbytes, _query_readings(launch, keys) * q.nbytes),
         scratch("parts", part + stats) if splits > 1 else Stream("out", part, part + stats),
     ]
     stacked = heads // kv_heads * rows
@@ -189,6 +189,13 @@ def count_attention(launch: Launch) -> Count:
     rows_kept, simd_groups = launch.template["RB"], launch.template["NSG"]
     flops = 4 * kv_heads * -(-stacked // rows_kept) * rows_kept * keys * dim
     return Count(streams, flops, simd_groups * (4 * dim + 8 * rows_kept), launch)
+
+
+def _query_readings(launch: Launch, keys: int) -> int:
+    """By every split; by every tile where a SIMD-group holds only a part of its queries."""
+    t = launch.template
+    held = "QF" not in t or 8 * t["QF"] == t["D"]
+    return launch.groups[2] if held else -(-keys // t["BK"])
 
 
 def count_merge(launch: Launch) -> Count:

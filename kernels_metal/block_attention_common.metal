@@ -5,6 +5,7 @@
 
 // what is indexed by the loop stays in registers only when the loop is gone
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define STAYS_A_LOOP _Pragma("clang loop unroll(disable)")
 
 constant constexpr int FULL = 0;       // a row sees the whole block
 constant constexpr int CAUSAL = 1;     // a row sees the block up to itself
@@ -55,4 +56,14 @@ inline float4 wide(const device T* row, int d, int step, int length) {
     r = float4(float(x[0]), float(x[1]), float(x[2]), float(x[3]));
   }
   return r;
+}
+
+// A lane's two elements of each of N fragments, from element d of its query row on; zero where there is no row.
+template <typename T, int N>
+inline void load_queries(thread simdgroup_matrix<T, 8, 8> (&qf)[N], const device T* row, int d, int step, bool real) {
+  UNROLL
+  for (int i = 0; i < N; i++) {
+    qf[i].thread_elements()[0] = real ? row[(d + i * 8) * step] : T(0);
+    qf[i].thread_elements()[1] = real ? row[(d + i * 8 + 1) * step] : T(0);
+  }
 }

@@ -3,8 +3,10 @@
   // all with any strides; rows are four-element aligned. params = {context length, window or 0, S}.
   // scale is the softmax scale times log2(e). o_part [Hk*G*S, splits, D], stats [Hk*G*S, splits, 2] = (max, sum).
   // Template: T float/half/bfloat; D multiple of 16, <= 256; G query heads a kv head; BK keys a tile, multiple of 8;
-  // MODE of sight. S <= 32. Grid: (32 * fragments, Hk, splits), one threadgroup a (row group, kv head, split).
+  // QF query fragments in registers, a divisor of D / 8; MODE of sight. S <= 32.
+  // Grid: (32 * fragments, Hk, splits), one threadgroup a (row group, kv head, split).
   // Threadgroup memory: 2 * BK * (D * sizeof(T) + 16) bytes. Math mode: safe.
+  // Registers (32 bits) of a thread, by estimate: D / 4 + (QF + 1) * sizeof(T) / 2 + BK / 4 + 26.
   constexpr int LD = D + 16 / int(sizeof(T));  // padded so that the rows of a tile start in different banks
   constexpr int ND = D / 8;
   constexpr int NK = BK / 8;
@@ -33,13 +35,12 @@
   const uint mask = MODE == ANCESTORS ? ancestors[block_row] : 0u;
   const Sight sight = sight_of(MODE, block_row, mask, context, window);
 
-  simdgroup_matrix<T, 8, 8> qf[ND];
-  const ulong q_row = ulong(kv_head * G + (real ? row / S : 0)) * q_strides[1] + ulong(block_row) * q_strides[2];
-  UNROLL
-  for (int i = 0; i < ND; i++) {
-    const int d = i * 8 + fragment_column;
-    qf[i].thread_elements()[0] = real ? q[q_row + d * q_strides[3]] : T(0);
-    qf[i].thread_elements()[1] = real ? q[q_row + (d + 1) * q_strides[3]] : T(0);
+  const int head = kv_head * G + (real ? row / S : 0);
+  const device T* q_row = q + ulong(head) * q_strides[1] + ulong(block_row) * q_strides[2];
+  const int q_step = int(q_strides[3]);
+  simdgroup_matrix<T, 8, 8> qf[QF];
+  if (QF == ND) {
+    load_queries(qf, q_row, fragment_column, q_step, real);
   }
   simdgroup_matrix<float, 8, 8> of[ND];
   UNROLL
@@ -83,11 +84,22 @@
     UNROLL
     for (int n = 0; n < NK; n++) {
       sf[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
+    // Where registers cannot hold the queries beside the output, every tile reads them again, from a cache.
+    // Unrolled, the same loads in all tiles would be moved out of the loop over tiles, and held after all.
+    STAYS_A_LOOP
+    for (int i0 = 0; i0 < ND; i0 += QF) {
+      if (QF < ND) {
+        load_queries(qf, q_row, i0 * 8 + fragment_column, q_step, real);
+      }
       UNROLL
-      for (int i = 0; i < ND; i++) {
-        simdgroup_matrix<T, 8, 8> kf;
-        simdgroup_load(kf, k_tile + n * 8 * LD + i * 8, LD, ulong2(0, 0), true);
-        simdgroup_multiply_accumulate(sf[n], qf[i], kf, sf[n]);
+      for (int i = 0; i < QF; i++) {
+        UNROLL
+        for (int n = 0; n < NK; n++) {
+          simdgroup_matrix<T, 8, 8> kf;
+          simdgroup_load(kf, k_tile + n * 8 * LD + (i0 + i) * 8, LD, ulong2(0, 0), true);
+          simdgroup_multiply_accumulate(sf[n], qf[i], kf, sf[n]);
+        }
       }
     }
 

@@ -18,7 +18,7 @@ from dflash_mlx.kernels.attention import (
     shape_class,
     supports,
 )
-from dflash_mlx.kernels.attention_plan import Form, plan
+from dflash_mlx.kernels.attention_plan import Form, Plan, plan, raced_rows, register_limit, registers
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices
 
 # allowed difference to the definition in fp32, against 1 + |expected|
@@ -66,6 +66,18 @@ class Case:
             mx.where(read, cv, mx.nan).astype(self.dtype),
             bk,
             bv,
+        )
+
+    def layout(self) -> Plan:
+        """In the form that the shape takes by itself."""
+        return plan(
+            group=self.heads // self.kv_heads,
+            rows=self.rows,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            itemsize=self.dtype.size,
+            context_length=self.context,
+            window=self.window,
         )
 
     def options(self, seed: int) -> dict[str, object]:
@@ -143,6 +155,7 @@ def small_cases() -> list[Case]:
     cases += [replace(base, context=4, window=9), replace(base, context=0, window=2, mode="causal")]
     cases += [replace(base, heads=g, kv_heads=1, rows=6, splits=2) for g in range(1, 9)]
     cases += [replace(base, heads=8, kv_heads=1, rows=32, splits=1)]  # more than a threadgroup's rows
+    cases += [replace(base, heads=8, kv_heads=1, rows=16, splits=2)]  # as many as a threadgroup takes
     cases += [replace(base, splits=s) for s in (1, 2, 9, 50)]  # more splits than tiles, and than keys
     dims = {mx.float16: (64, 80, 96, 128, 256), mx.bfloat16: (64, 256), mx.float32: (80, 128, 256)}
     cases += [replace(base, head_dim=d, dtype=t, mode="causal") for t, ds in dims.items() for d in ds]
@@ -171,10 +184,35 @@ def test_kernel_equals_the_definition_under_checks(form):
     check(Case(context=37, rows=5, mode="ancestors", window=20), form, emulated("check", 1))
 
 
+def test_kernel_that_reads_its_queries_again_equals_the_definition_under_checks():
+    """The fast case of `reread_cases`: in float32 few rows suffice."""
+    check(reread_cases()[2], "matrix", emulated("check", 1))
+
+
 @pytest.mark.parametrize("rows", (1, 16))
 def test_kernel_equals_the_definition_on_a_drafters_shape(rows):
     """One row takes the vector form, sixteen the matrix form."""
     check(Case(context=301, rows=rows, heads=8, head_dim=128, splits=None), None, emulated("fast", 0))
+
+
+def reread_cases() -> list[Case]:
+    """Shapes whose queries are read again in every tile: 8 keys in float32, 24 in half precision."""
+    wide = Case(head_dim=256, dtype=mx.float32, splits=2)
+    cases = [replace(wide, context=c, mode="causal") for c in (0, 3, 4, 20)]
+    cases += [replace(wide, context=21, rows=4, mode="ancestors", window=9, splits=5)]
+    # more SIMD-groups than run whatever their registers
+    tall = Case(head_dim=256, heads=8, kv_heads=1, rows=16, mode="causal")
+    cases += [replace(tall, context=31, splits=1), replace(tall, context=33, window=20, splits=2)]
+    cases += [replace(tall, context=40, heads=7, rows=15, mode="ancestors", dtype=mx.bfloat16, splits=3)]
+    return cases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", reread_cases(), ids=str)
+def test_kernel_equals_the_definition_where_queries_are_read_again(case):
+    layout = case.layout()
+    assert layout.query_fragments < case.head_dim // 8 and layout.row_groups == 1
+    check(case, "matrix", *(emulated("check", seed) for seed in range(4)))
 
 
 @pytest.mark.slow
@@ -219,6 +257,16 @@ REAL = [
         splits=None,
         mode="ancestors",
     ),
+    Case(
+        context=2100,
+        rows=16,
+        heads=8,
+        kv_heads=1,
+        head_dim=256,
+        dtype=mx.bfloat16,
+        splits=None,
+        mode="causal",
+    ),
     Case(context=999, rows=1, heads=9, kv_heads=3, head_dim=64, dtype=mx.float32, splits=None, mode="causal"),
 ]
 
@@ -234,7 +282,7 @@ def test_kernel_equals_the_definition_on_real_shapes(case, form):
 @pytest.mark.metal
 @pytest.mark.skipif(not mx.metal.is_available(), reason="needs a Metal device")
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", small_cases() + REAL, ids=str)
+@pytest.mark.parametrize("case", small_cases() + reread_cases() + REAL, ids=str)
 def test_kernel_equals_the_definition_on_metal(case, form):
     check(case, form, mx.fast.metal_kernel)
 
@@ -353,17 +401,39 @@ def test_every_plan_stays_within_what_any_apple_gpu_runs(head_dim, itemsize, for
                     window=window,
                     form=form,
                 )
-                assert 1 <= layout.simdgroups <= 12 and layout.splits >= 1
+                assert 1 <= layout.simdgroups <= 16 and layout.splits >= 1
                 if layout.form == "matrix":
-                    assert layout.tile % 8 == 0
-                    assert 2 * layout.tile * (head_dim * itemsize + 16) <= 20 * 1024
+                    held = layout.query_fragments
+                    assert layout.tile % 8 == 0 and head_dim // 8 % held == 0
+                    memory = 2 * layout.tile * (head_dim * itemsize + 16)
+                    assert memory <= (20 if held * 8 == head_dim else 25) * 1024
+                    taken = registers(head_dim, itemsize, held, layout.tile)
+                    assert taken <= register_limit(layout.simdgroups)
                     covered = layout.row_groups * layout.simdgroups * 8
                     assert group * rows <= covered < group * rows + 8 * layout.row_groups + 8
+                    assert layout.row_groups == 1 or group * rows > 128
+                else:
+                    assert layout.simdgroups == 8
                 assert layout.keys == rows + (context if window is None else min(context, window - 1))
                 assert layout.keys < 256 or math.ceil(layout.keys / layout.splits) >= 64
 
 
-FAULTS = [  # form, the line, what it becomes
+def test_registers_are_those_of_an_apple_core():
+    """208 KiB a core, and no thread takes more than 128; a threadgroup runs on one core."""
+    for simdgroups in range(1, 17):
+        assert register_limit(simdgroups) <= min(128, 208 * 1024 // (4 * 32 * simdgroups))
+
+
+def test_a_class_is_tried_on_its_largest_threadgroup():
+    """What 288 threads may take says nothing of 512: the rows that need them are the ones to try."""
+    assert raced_rows(16, 4) == 9  # 64 stacked rows at most
+    assert raced_rows(16, 8) == 16
+    assert raced_rows(32, 6) == 21  # 126 stacked rows; from 129 on there are two smaller threadgroups
+    arm = contest(16, heads=8, kv_heads=1, head_dim=256, keys=1000, dtype=mx.bfloat16)
+    assert arm.inputs(0)[0].shape[2] == 16
+
+
+FAULTS = [  # case, the line, what it becomes
     ("matrix", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    for (int e", "    for (int e"),
     ("matrix", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n\n", "\n"),
     ("matrix", "} else if (key < total) {", "} else {"),
@@ -373,6 +443,11 @@ FAULTS = [  # form, the line, what it becomes
     ("matrix", "LD, ulong2(0, 0), true)", "LD, ulong2(0, 0), false)"),
     ("matrix", "sum = sum * factor + tile_sum;", "sum = sum + tile_sum;"),
     ("matrix", "(tiles + splits - 1) / splits", "max(1, tiles / splits)"),
+    ("reread", "load_queries(qf, q_row, i0 * 8 +", "load_queries(qf, q_row, "),
+    ("reread", "i0 += QF", "i0 += QF + 1"),
+    ("reread", "if (QF < ND) {", "if (QF < ND && t == split * share) {"),
+    ("reread", "(i0 + i) * 8", "i * 8"),
+    ("reread", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n\n", "\n"),
     ("vector", "key += NSG", "key += NSG + 1"),
     ("vector", "if (lane == 0) {", "{"),
     ("vector", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n  }\n", "  }\n"),
@@ -380,6 +455,16 @@ FAULTS = [  # form, the line, what it becomes
     ("vector", "min(row0 + r, rows - 1)", "row0 + r"),
     ("vector", "sum[r] = 0;", ""),
 ]
+
+
+FAULT_CASES: dict[str, tuple[Form, Case]] = {
+    "matrix": ("matrix", Case(context=75, rows=5, heads=3, kv_heads=1, splits=2, mode="causal")),
+    "reread": (
+        "matrix",
+        Case(context=29, rows=5, heads=3, kv_heads=1, head_dim=256, dtype=mx.float32, splits=2),
+    ),
+    "vector": ("vector", Case(context=75, rows=5, heads=3, kv_heads=1, splits=2, mode="causal")),
+}
 
 
 @pytest.mark.slow
@@ -392,5 +477,5 @@ def test_a_planted_fault_is_seen(form, line, fault):
         return emulated("check", 1)(source=source.replace(line, fault, 1), **rest)
 
     with pytest.raises((emulator.KernelFault, AssertionError)):
-        check(Case(context=75, rows=5, heads=3, kv_heads=1, splits=2, mode="causal"), form, factory)
+        check(FAULT_CASES[form][1], FAULT_CASES[form][0], factory)
     assert planted[0] >= 1, "the body no longer has this line"

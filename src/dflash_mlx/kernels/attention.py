@@ -17,6 +17,7 @@ from dflash_mlx.kernels.attention_plan import (
     class_name,
     first_seen,
     plan,
+    raced_rows,
     shape_class,
     supports,
     vector_rows,
@@ -213,7 +214,7 @@ def _launch(
     template: list[tuple[str, mx.Dtype | int | bool]] = [("T", q.dtype), ("D", head_dim)]
     shared = [*template, ("G", group), ("MODE", _MODES[sight.mode])]
     if layout.form == "matrix":
-        own: list[tuple[str, mx.Dtype | int | bool]] = [("BK", layout.tile)]
+        own: list[tuple[str, mx.Dtype | int | bool]] = [("BK", layout.tile), ("QF", layout.query_fragments)]
     else:
         own = [("RB", vector_rows(group * rows, head_dim)), ("NSG", layout.simdgroups)]
     threads = 32 * layout.simdgroups
@@ -325,11 +326,11 @@ def digest() -> str:
 def contest(rows: int, *, heads: int, kv_heads: int, head_dim: int, keys: int, dtype: mx.Dtype) -> Contest:
     """What `Chooser.prepare` needs to try the class of `rows` block rows and `keys` visible keys, block included.
 
-    Raced as a verify pass is, over a cache that holds the block, on the class's fewest rows and middle length:
+    Raced as a verify pass is, over a cache that holds the block, on the rows of `raced_rows` and the middle length:
     whichever call of a class comes first, its verdict is the same.
     """
     row_band, key_band = bands(rows, keys)
-    rows, length = row_band // 2 + 1, 3 * key_band // 4
+    rows, length = raced_rows(row_band, heads // kv_heads), 3 * key_band // 4
 
     def inputs(seed: int) -> tuple[mx.array, ...]:
         shapes = [(1, heads, rows, head_dim), *[(1, kv_heads, length, head_dim)] * 2]

@@ -14,6 +14,9 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = {mx.float16: "f16", mx.bfloat16: "bf16", mx.float32: "f32"}
 MAX_ROWS = 32
 MAX_GROUP = 8
+# Apple GPUs hold 208 KiB of registers a core: 128 of 32 bits in each of 384 threads, 104 in each of 512.
+_ALWAYS_RUNS = 12  # SIMD-groups in a threadgroup, whatever the registers of a thread
+_MOST_SIMDGROUPS = 16
 
 
 class Plan(NamedTuple):
@@ -23,6 +26,9 @@ class Plan(NamedTuple):
     keys: int  # keys that any row can see: from the first that a window leaves to the block's last
     splits: int  # parts of the keys; the second pass runs only when there is more than one
     tile: int  # keys staged at once (matrix) or in flight (vector) in a threadgroup
+    query_fragments: (
+        int  # matrix: of a SIMD-group's queries, in registers; fewer than all: read for every tile
+    )
     simdgroups: int  # in a threadgroup
     row_groups: int  # threadgroups that share a kv head's G*S query rows; each reads all its keys
 
@@ -77,16 +83,42 @@ def plan(
     form = form or ("matrix" if stacked >= 8 else "vector")
     keys = context_length - first_seen(context_length, window) + rows
     if form == "matrix":
-        tile = min(32, max(8, 8192 // (head_dim * itemsize) // 8 * 8))  # two tiles in about 17 KiB
-        fragments = math.ceil(stacked / 8)
-        row_groups = math.ceil(fragments / 12)  # 384 threads run whatever the registers a thread takes
-        simdgroups = math.ceil(fragments / row_groups)
+        row_groups, simdgroups = _row_groups(stacked)
+        query_fragments, tile = head_dim // 8, _tile(8192, head_dim, itemsize)  # two tiles in about 17 KiB
+        if registers(head_dim, itemsize, query_fragments, tile) > register_limit(simdgroups):
+            query_fragments, tile = 4, _tile(12288, head_dim, itemsize)  # fewer tiles read queries less often
     else:
-        tile = simdgroups = 8
+        query_fragments, tile, simdgroups = 0, 8, 8
         row_groups = math.ceil(stacked / vector_rows(stacked, head_dim))
     if splits is None:
-        splits = _splits(keys, stacked, kv_heads * row_groups)
-    return Plan(form, keys, splits, tile, simdgroups, row_groups)
+        splits = _splits(keys, stacked, kv_heads * row_groups, simdgroups)
+    return Plan(form, keys, splits, tile, query_fragments, simdgroups, row_groups)
+
+
+def registers(head_dim: int, itemsize: int, query_fragments: int, tile: int) -> int:
+    """Of 32 bits in a thread of the matrix form while it scores; an estimate from its text, no compiler's count.
+
+    Of each 8x8 fragment a thread has two elements: the output and the tile's scores are fp32, the queries and
+    one fragment of keys as they come. Running maximum and sum, sight, loop, positions and pointers take 26.
+    """
+    return head_dim // 4 + (query_fragments + 1) * itemsize // 2 + tile // 4 + 26
+
+
+def register_limit(simdgroups: int) -> int:
+    """Registers of 32 bits that a thread may take in a threadgroup of so many SIMD-groups, up to 16."""
+    return 128 if simdgroups <= _ALWAYS_RUNS else 104
+
+
+def raced_rows(row_band: int, group: int) -> int:
+    """The block rows on which the class of `row_band` is tried, so that its verdict is the same for every call.
+
+    The fewest, where a kernel gains least; but where a larger threadgroup may be more than registers allow, the
+    fewest that take the largest: if those run, all do.
+    """
+    fewest = row_band // 2 + 1
+    threadgroup = {rows: _row_groups(group * rows)[1] for rows in range(fewest, row_band + 1)}
+    largest = max(threadgroup, key=threadgroup.__getitem__)
+    return largest if threadgroup[largest] > _ALWAYS_RUNS else fewest
 
 
 def shape_class(q: mx.array, context_k: mx.array, context_length: int, window: int | None) -> str:
@@ -129,8 +161,21 @@ def vector_rows(stacked: int, head_dim: int) -> int:
     return min(most, 1 << (stacked - 1).bit_length())
 
 
-def _splits(keys: int, stacked: int, threadgroups_per_split: int) -> int:
+def _row_groups(stacked: int) -> tuple[int, int]:
+    """Threadgroups over the query rows of a kv head, and the SIMD-groups of each, eight rows to a SIMD-group."""
+    fragments = math.ceil(stacked / 8)
+    row_groups = math.ceil(fragments / _MOST_SIMDGROUPS)
+    return row_groups, math.ceil(fragments / row_groups)
+
+
+def _tile(nbytes: int, head_dim: int, itemsize: int) -> int:
+    """Keys of a tile: as many eights as fit in so many bytes, one at least and four at most."""
+    return min(32, max(8, nbytes // (head_dim * itemsize) // 8 * 8))
+
+
+def _splits(keys: int, stacked: int, threadgroups_per_split: int, simdgroups: int) -> int:
     """Enough splits to fill a large GPU; more where the partial results stay under 1/16 of the keys read."""
-    fill = math.ceil(64 / threadgroups_per_split)
+    alone = simdgroups > _ALWAYS_RUNS  # on its core, by its registers; and it has more to do for a key
+    fill = math.ceil((40 if alone else 64) / threadgroups_per_split)
     cheap = min(keys // (16 * stacked), math.ceil(256 / threadgroups_per_split))
-    return max(1, min(max(fill, cheap), keys // 128))
+    return max(1, min(max(fill, cheap), keys // (64 if alone else 128)))
