@@ -8,14 +8,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from dflash_mlx.cli.options import ChatOptions, Options, check, for_chat, inherit, takes, without_effect
+from dflash_mlx.cli.options import (
+    ChatOptions,
+    Options,
+    check,
+    flag,
+    for_chat,
+    inherit,
+    takes,
+    without_effect,
+)
 from dflash_mlx.cli.prompt import NoPrompt, read_prompt, stdin_is_terminal
-from dflash_mlx.errors import DFlashError
+from dflash_mlx.errors import DFlashError, UsageError
 
 if TYPE_CHECKING:
     from dflash_mlx.cli.view import View
@@ -62,6 +71,17 @@ def chat(ctx: typer.Context, options: ChatOptions) -> None:
     stats = outer.stats if options.stats is None else options.stats
     debug = options.debug or outer.debug
     _report(stats, debug, lambda view: _chat(view, inherit(outer, options), ctx.obj or _load))
+
+
+@app.command()
+def doctor(
+    ctx: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", show_default=False)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", show_default=False)] = False,
+) -> None:
+    """Say what runs on this machine, and what could be mended."""
+    outer: Options = ctx.meta.get(_OUTER, Options())
+    _report(None, debug or outer.debug, lambda view: _examine(view, outer, json or outer.json))
 
 
 def main() -> None:
@@ -168,6 +188,20 @@ def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
             conversation.greet()
         conversation.run(reader())
     return 1 if conversation.failed and not person else 0
+
+
+def _examine(view: View, outer: Options, json: bool) -> int:
+    for name in outer.given():
+        if name not in ("json", "debug"):
+            raise UsageError(f"{flag(name)} has no meaning for doctor; leave it out.")
+    from dflash_mlx.cli.doctor import examine
+
+    found = examine()
+    if json:
+        view.record(found)
+    else:
+        view.report(found)
+    return 1 if found["problems"] else 0
 
 
 def _report(stats: bool | None, debug: bool, body: Callable[[View], int]) -> None:
