@@ -90,7 +90,7 @@ def test_text_that_stdout_cannot_encode_is_replaced():
 
 def test_waiting_for_a_silent_pipe_is_said():
     program = start("generate", "-p", "hi", stdin=subprocess.PIPE)
-    assert program.stderr.readline().startswith(b"Waiting for stdin to end")
+    assert program.stderr.readline().startswith(b"Waiting for the pipe")
     answer, _ = program.communicate(b"", timeout=30)
     assert (program.returncode, answer) == (0, b"hi\n")
 
