@@ -284,6 +284,14 @@ def test_a_tied_head_and_a_quantised_drafter_take_the_product(factory):
 
 
 @pytest.mark.slow
+def test_the_experts_of_a_mixture_take_the_gathered_product(factory):
+    """Eight rows of eight experts each are the fewest that mlx-lm sorts."""
+    mixture = quantised("qwen3_moe", num_experts=16, num_experts_per_tok=8)
+    ran = check(Engine(mixture, network()), factory, GREEDY)
+    assert ran == TARGET_KERNELS | DRAFT_KERNELS | WALK | {"rows_qmm_gathered"}
+
+
+@pytest.mark.slow
 def test_windows_yarn_and_causal_blocks_of_a_drafter(factory):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
     drafting = network(
@@ -353,6 +361,17 @@ def test_a_second_drafter_leaves_the_kernels_of_a_shared_target_alone(factory):
     given = traces(target.model)
     assert second.tune(factory) == ()
     assert traces(target.model) == given and target.choices is first.choices
+
+
+def test_trials_are_said_and_kept_for_the_next_run(factory, tmp_path):
+    def tune():
+        target, draft = unquantised(num_hidden_layers=1), network(num_hidden_layers=1, dflash_config=_taps(0))
+        chooser = Chooser(tmp_path / "kernels.json", mode="on", factory=factory, machine=HERE)
+        return tuning.tune(target, draft, block_size=BLOCK, chooser=chooser)
+
+    first, second = tune(), tune()
+    assert len(first.notes) == 1 and f"in {tmp_path / 'kernels.json'}" in first.notes[0]
+    assert second.notes == () and second.choices == first.choices
 
 
 # Wrong ones are refused.

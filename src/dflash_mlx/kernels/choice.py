@@ -96,7 +96,13 @@ def this_machine() -> Machine:
 
 
 class Chooser:
-    """Holds contests and remembers their verdicts; `notes` collects what a person should be told."""
+    """Holds contests and remembers their verdicts.
+
+    Attributes:
+        path: the file of verdicts, if any.
+        notes: what a person should be told.
+        tried: contests held, those whose verdict was known not counted.
+    """
 
     def __init__(
         self,
@@ -121,8 +127,9 @@ class Chooser:
         Raises:
             UsageError: DFLASH_KERNELS is not understood.
         """
+        self.path = path
         self.notes: list[str] = []
-        self._path = path
+        self.tried = 0
         self._mode = mode or mode_from_environment()
         self._factory = usable(factory)
         self._machine = machine or this_machine()
@@ -149,6 +156,7 @@ class Chooser:
                 verdict = known.get((contest.kernel, contest.digest, contest.shape_class))
                 if verdict is None or (verdict.outcome == "unraced" and self._mode == "auto"):
                     verdict = self._hold(contest, self._factory)
+                    self.tried += 1
                     known[verdict.key] = verdict
                     if verdict.outcome != "failed":
                         fresh.append(verdict)
@@ -219,21 +227,21 @@ class Chooser:
     def _verdicts(self) -> dict[tuple[str, str, str], Verdict]:
         if self._known is None:
             self._known = {}
-            if self._path is not None:
-                found, trouble = verdicts.read(self._path, self._machine)
+            if self.path is not None:
+                found, trouble = verdicts.read(self.path, self._machine)
                 self._known = {verdict.key: verdict for verdict in found}
                 if trouble:
                     self._tell(trouble)
         return self._known
 
     def _save(self, fresh: list[Verdict]) -> None:
-        if self._path is None:
+        if self.path is None:
             return
         try:
-            for verdict in verdicts.merge(self._path, self._machine, fresh):
+            for verdict in verdicts.merge(self.path, self._machine, fresh):
                 self._verdicts()[verdict.key] = verdict
         except OSError as failure:
-            self._tell(f"What was measured of the kernels could not be kept in {self._path}: {failure}")
+            self._tell(f"What was measured of the kernels could not be kept in {self.path}: {failure}")
 
     def _tell(self, note: str) -> None:
         if note not in self.notes:

@@ -15,6 +15,7 @@ from mlx_lm.models import base
 
 from dflash_mlx.kernels import attention, attention_plan, greedy_walk, layers
 from dflash_mlx.kernels.choice import Choices, Contest
+from dflash_mlx.target import experts
 
 _NAME = "scaled_dot_product_attention"
 _STOCK = base.scaled_dot_product_attention
@@ -30,36 +31,47 @@ class AttentionShape(NamedTuple):
     dtype: mx.Dtype
 
 
-def give(model: nn.Module, choices: Choices) -> None:
+class Shapes(NamedTuple):
+    """What one forward showed of a model, as far as the kernels cover it."""
+
+    attentions: frozenset[AttentionShape]
+    experts_per_row: experts.PerRow
+
+
+def give(model: nn.Module, shapes: Shapes, choices: Choices) -> None:
     """Let the model run the chosen kernels in passes of 2 to 32 rows; all else is the stock forward."""
     layers.give_products(model, choices)
+    experts.give(model, shapes.experts_per_row, choices)
     _rebind(model, _attend_with(choices))
 
 
-def shapes(model: nn.Module, forward: Callable[[], mx.array]) -> set[AttentionShape]:
-    """The attentions that `forward` runs and that the kernel could take; a pass of two rows or more shows them."""
-    found: set[AttentionShape] = set()
+def shapes(model: nn.Module, forward: Callable[[], mx.array], *, rows: int) -> Shapes:
+    """What `forward`, a pass of `rows` rows (two or more), shows of the model."""
+    attentions: set[AttentionShape] = set()
+    experts_per_row: experts.PerRow = {}
 
     def watch(
         queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None
     ) -> mx.array:
         if _is_plain(queries, cache, mask, sinks):
-            found.add(AttentionShape(queries.shape[1], keys.shape[1], queries.shape[3], queries.dtype))
+            attentions.add(AttentionShape(queries.shape[1], keys.shape[1], queries.shape[3], queries.dtype))
         return _STOCK(queries, keys, values, cache, scale, mask, sinks)
 
     before = [(module, type(module)) for _, module in model.named_modules()]
     _rebind(model, watch)
+    experts.watch(model, rows, experts_per_row)
     try:
         mx.eval(forward())
     finally:
         for module, kind in before:
             module.__class__ = kind
-    return {shape for shape in found if attention_plan.covers(*shape)}
+    covered = frozenset(shape for shape in attentions if attention_plan.covers(*shape))
+    return Shapes(covered, experts_per_row)
 
 
 def contests(
     model: nn.Module,
-    attentions: set[AttentionShape],
+    shapes: Shapes,
     *,
     vocab_size: int,
     dtype: mx.Dtype,
@@ -68,11 +80,12 @@ def contests(
 ) -> Iterator[Contest]:
     """What a verify pass of 2 to `block_size` rows could use, one contest for each class."""
     for rows in attention_plan.row_bands(block_size):
-        for shape in sorted(attentions, key=str):
+        for shape in sorted(shapes.attentions, key=str):
             for keys in key_bands:
                 yield attention.contest(rows, **shape._asdict(), keys=keys)
         yield greedy_walk.contest(rows, vocab_size, dtype)
     yield from layers.contests(model, range(2, block_size + 1), dtype)
+    yield from experts.contests(model, shapes.experts_per_row, block_size=block_size, dtype=dtype)
 
 
 def _rebind(model: nn.Module, attend: _Attend) -> None:

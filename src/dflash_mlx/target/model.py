@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from dflash_mlx.core import Pass
-from dflash_mlx.errors import UnsupportedError
+from dflash_mlx.errors import NumericalError, UnsupportedError
 from dflash_mlx.kernels import layers, trial
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
 from dflash_mlx.target import caches, kernels, taps
@@ -126,12 +126,11 @@ class MLXTarget:
 
     def contests(self, *, block_size: int, key_bands: list[int]) -> Iterator[Contest]:
         """What passes of 2 to `block_size` rows could use, one contest for each class of shapes."""
-        two = mx.array([[0, 1]])
         with self._lock:
-            attentions = kernels.shapes(self.model, lambda: self.model(two, cache=self.make_cache()))
+            shapes = self._shapes()
         yield from kernels.contests(
             self.model,
-            attentions,
+            shapes,
             vocab_size=self.vocab_size,
             dtype=self.dtype,
             block_size=block_size,
@@ -153,7 +152,7 @@ class MLXTarget:
                 return None
             expected = self._trial()
             mx.eval(expected)
-            kernels.give(self.model, choices)
+            kernels.give(self.model, self._shapes(), choices)
             wrong = trial.difference(expected, self._trial, dtype=self.dtype)
             if wrong is None:
                 self.choices = choices
@@ -163,6 +162,10 @@ class MLXTarget:
             f"The forward of {self.name} differs with the Metal kernels ({wrong}) in this version of mlx-lm: none "
             "is used."
         )
+
+    def _shapes(self) -> kernels.Shapes:
+        two = mx.array([[0, 1]])
+        return kernels.shapes(self.model, lambda: self.model(two, cache=self.make_cache()), rows=2)
 
     def _trial(self) -> list[mx.array]:
         """Logits of passes of many row counts over one context; lazy."""
@@ -190,6 +193,11 @@ class MLXTarget:
         rows = self.embed(ids)
         again, doubled = self.head(hidden), self.head(2 * hidden)
         mx.eval(stock, tapped, again, doubled, rows)
+        if mx.any(mx.isnan(stock)).item():
+            raise NumericalError(
+                f"The logits of {self.name} are no numbers in {rows.dtype}; try dtype 'bfloat16' or 'float32', or "
+                "fetch its files again."
+            )
         self.commit(cache, tapped.tape, 1)
         fits = (
             mx.array_equal(stock, tapped.logits).item()
