@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dflash_mlx.core import Cut, Round, SamplingParams
 from dflash_mlx.decoding import Decoder, Meter
+from dflash_mlx.errors import NumericalError
 from dflash_mlx.policy import WholeBlock
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.target import MLXTarget, plain_tokens
@@ -337,3 +338,21 @@ def test_a_second_run_from_a_snapshot_gives_the_same_text() -> None:
     again.cache, again.ids = d.cache, list(PROMPT)
     again.drafter.context_length = len(PROMPT) - 1
     assert text(list(again.rounds())) == first == truth
+
+
+def test_logits_that_are_no_numbers_end_the_generation_aloud() -> None:
+    """An overflow in float16 would otherwise go on as garbage."""
+    target = tiny_target("llama", seed=4)
+    truth = plain(target, GREEDY, 20)
+    for drafter in (planned(truth, [2]), None):
+        d = decoder(target, drafter, GREEDY, 20)
+        list(d.prefill(PROMPT))
+        rounds = d.rounds()
+        next(rounds)
+        weight = target.model.model.norm.weight
+        target.model.model.norm.weight = weight * mx.nan
+        with pytest.raises(NumericalError, match="no numbers after"):
+            list(rounds)
+        with pytest.raises(NumericalError, match="no numbers"):
+            plain(target, GREEDY, 5)
+        target.model.model.norm.weight = weight

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dflash_mlx.core import SamplingParams
 from dflash_mlx.errors import UsageError
-from dflash_mlx.sampling import UNDECIDED, Sampler, _gumbel, _keys, check
+from dflash_mlx.sampling import NO_NUMBERS, UNDECIDED, Sampler, _gumbel, _keys, check
 from tests.kit.law import law, p_value, penalised
 
 LIKELY = 1e-3
@@ -238,11 +238,12 @@ def test_a_token_of_infinite_logit_is_drawn_always() -> None:
         assert drawn(params, logits) == [1]
 
 
-def test_logits_that_are_no_numbers_give_an_id_all_the_same() -> None:
+def test_logits_that_are_no_numbers_are_told_and_give_no_id_past_the_end() -> None:
     """An id past the embedding would be read from anywhere in memory."""
     logits = mx.array([[1.0, mx.nan, 3.0], [mx.nan] * 3])
     for cut in ({}, {"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.1}):
-        assert set(drawn(SamplingParams(temperature=1.0, **cut), logits)) <= {0, 1, 2}
+        assert set(drawn(SamplingParams(temperature=1.0, **cut), logits)) <= {0, 1, 2, NO_NUMBERS}
+        assert drawn(SamplingParams(temperature=1.0, **cut), logits)[1] == NO_NUMBERS
 
 
 # What a draw depends on.

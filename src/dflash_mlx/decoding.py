@@ -15,7 +15,8 @@ import mlx.core as mx
 
 from dflash_mlx.acceptance import agree
 from dflash_mlx.core import CutFunction, Drafter, Pass, Round, Target
-from dflash_mlx.sampling import UNDECIDED, Sampler
+from dflash_mlx.errors import NumericalError
+from dflash_mlx.sampling import NO_NUMBERS, UNDECIDED, Sampler
 
 _CLEAR_EVERY = 256  # tokens between two returns of freed buffers to the system, as in mlx-lm
 
@@ -164,9 +165,19 @@ class Decoder:
         draws = self.sampler.draw(verified.logits, len(self.ids), history)
         waiting = [draws, verified.features] if proposed is None else [draws, verified.features, proposed]
         mx.eval(*waiting)
-        tokens = _ints(draws)
+        tokens = self._tokens(draws)
         if UNDECIDED in tokens:
-            tokens = _ints(self.sampler.draw_whole(verified.logits, len(self.ids), history))
+            tokens = self._tokens(self.sampler.draw_whole(verified.logits, len(self.ids), history))
+        return tokens
+
+    def _tokens(self, draws: mx.array) -> list[int]:
+        """Draws on the host; text from logits that are no numbers would be garbage without a word."""
+        tokens = _ints(draws)
+        if NO_NUMBERS in tokens:
+            raise NumericalError(
+                f"The logits of {self.target.name} are no numbers after {len(self.ids)} tokens; try dtype 'bfloat16' "
+                "or 'float32'."
+            )
         return tokens
 
     def _commit(self, verified: Pass, emitted: Sequence[int], n: int, accepted: int) -> Round:
@@ -184,13 +195,13 @@ class Decoder:
         while True:
             with self._undone_on_error(current):
                 ahead = self._enqueue(drawn, drawn) if self._remaining > 1 else None
-                (token,) = _ints(drawn)
+                (token,) = self._tokens(drawn)
                 if token == UNDECIDED:
                     if ahead:
                         self.target.commit(self.cache, ahead[0].tape, 0)
                     drawn = self.sampler.draw_whole(current.logits, len(self.ids), self._history(None))
                     ahead = self._enqueue(drawn, drawn) if self._remaining > 1 else None
-                    (token,) = _ints(drawn)
+                    (token,) = self._tokens(drawn)
                 _, finish_reason = self.cut([token])
             self._extend([token])
             # For whoever looks or stops here, the pass that runs ahead has not happened.

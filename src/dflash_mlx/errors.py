@@ -2,6 +2,7 @@
 
 DFlashError                     exit 1
 ├── UsageError (ValueError)     exit 2   an option or a prompt that cannot be honoured
+├── NumericalError              exit 1   a model whose results are no numbers any more
 └── LoadError                   exit 1   names and files that do not become a working pair
     ├── HubError                         not fetched: missing, gated, offline
     ├── CheckpointError                  files that are truncated, missing or contradict their config
@@ -20,6 +21,10 @@ class UsageError(DFlashError, ValueError):
     """An option or a prompt that cannot be honoured; raised before any model work."""
 
     exit_code = 2
+
+
+class NumericalError(DFlashError):
+    """A model whose results are no numbers any more, such as after an overflow of float16."""
 
 
 class LoadError(DFlashError):

@@ -22,6 +22,9 @@ LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 UNDECIDED = -1
 """Stands for a draw whose cut reaches past the shortlist; `Sampler.draw_whole` decides it."""
 
+NO_NUMBERS = -2
+"""Stands for a draw from logits that are no numbers."""
+
 _SHORTLIST = 256  # largest logits among which top-p, top-k and min-p are cut
 _GROUP = 16  # a row is searched for its largest by groups of this many
 _INFINITE = 3.4e38  # what no longer is a number in fp32
@@ -90,7 +93,7 @@ class Sampler:
             history: [position + S - 1] token ids, those before the last row's token; needed if `reads_history`.
 
         Returns:
-            [S] int32, lazy; `UNDECIDED` in rows that only `draw_whole` can decide.
+            [S] int32, lazy; `UNDECIDED` in rows that only `draw_whole` can decide, `NO_NUMBERS` where a model broke.
         """
         return self._draw(logits, position, history, max(_SHORTLIST, self.params.top_k + 1))
 
@@ -130,6 +133,10 @@ class Sampler:
 
     def _draw(self, logits: mx.array, position: int, history: mx.array | None, shortlist: int) -> mx.array:
         logits = self._process(logits.astype(mx.float32), position, history)
+        # A model that breaks makes whole rows of no numbers; one entry tells.
+        return mx.where(mx.isnan(logits[:, 0]), NO_NUMBERS, self._drawn(logits, position, shortlist))
+
+    def _drawn(self, logits: mx.array, position: int, shortlist: int) -> mx.array:
         params = self.params
         if params.temperature == 0:
             return mx.argmax(logits, axis=-1).astype(mx.int32)

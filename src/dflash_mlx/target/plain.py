@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 
+from dflash_mlx.errors import NumericalError
 from dflash_mlx.target.model import MLXTarget
 
 Draw = Callable[[mx.array, int, mx.array], mx.array]
@@ -44,8 +45,13 @@ def plain_tokens(
             logits_processors=[step.observe],
             sampler=step.sample,
         )
-        unread = []
+        unread, decided = [], decide is draw_whole
         for token, _ in tokens:
+            if token < 0 and decided:
+                raise NumericalError(
+                    f"The logits of {target.name} are no numbers; try dtype 'bfloat16' or 'float32'."
+                )
+            decided = False
             if token < 0:
                 # The step after this one has run on no token: go back and decide this one in full.
                 tokens.close()
