@@ -5,7 +5,7 @@ nothing is guessed from a model's name. Knows no files, no arrays and no target.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dflash_mlx.drafter.rope import RopeConfig
@@ -80,6 +80,7 @@ class DraftConfig:
     input_embedding_scale: float
     output_multiplier: float
     quantization: Quantization | None
+    source: Mapping[str, Any] = field(compare=False, repr=False)  # the `config.json` it was read from
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, name: str) -> "DraftConfig":
@@ -136,6 +137,7 @@ class DraftConfig:
             input_embedding_scale=1.0 if scale is None else float(scale),
             output_multiplier=1.0 if multiplier is None else float(multiplier),
             quantization=_quantization(config, name),
+            source=config,
         )
 
     def num_parameters(self) -> int:
