@@ -88,12 +88,18 @@ class Decoder:
 
     def prefill(self, prompt: Sequence[int]) -> Iterator[int]:
         """Read the prompt but for its last token, chunk by chunk; yields how many tokens were read so far."""
-        for start in range(0, len(prompt) - 1, self.prefill_chunk):
-            chunk = prompt[start : min(start + self.prefill_chunk, len(prompt) - 1)]
+        yield from self.read(prompt[:-1])
+        self.ids.append(prompt[-1])
+
+    def read(self, tokens: Sequence[int]) -> Iterator[int]:
+        """Let cache and context hold these tokens too, chunk by chunk; yields how many were read so far."""
+        for start in range(0, len(tokens), self.prefill_chunk):
+            chunk = tokens[start : start + self.prefill_chunk]
             read = self.target.verify(mx.array(list(chunk)), self.cache, self._taps)
-            # The chunk's logits stay lazy and are never computed.
-            mx.eval(read.features)
-            self.target.settle(self.cache)
+            with self._undone_on_error(read):
+                # The chunk's logits stay lazy and are never computed.
+                mx.eval(read.features)
+                self.target.settle(self.cache)
             self.ids.extend(chunk)
             if self.drafter:
                 self.drafter.inject(read.features, len(chunk))
@@ -101,7 +107,6 @@ class Decoder:
             del read
             mx.clear_cache()
             yield start + len(chunk)
-        self.ids.append(prompt[-1])
 
     def rounds(self) -> Iterator[Round]:
         """Emit rounds until the cut ends generation; the first is a plain step on the last prompt token."""

@@ -105,6 +105,15 @@ class LayerContext:
             self._filled = self.rows.filled
         self.rows.filled = self._filled
 
+    def can_drop(self, count: int, left: int) -> bool:
+        """Whether the rows that `left` tokens need are here without the last `count` rows."""
+        needed = left if self.window is None else min(left, self.window - 1)
+        return self._filled - count >= needed
+
+    def drop(self, count: int) -> None:
+        """Forget the last `count` rows."""
+        self._filled -= count
+
     def snapshot(self) -> LayerSnapshot:
         """The state as it is; free, and valid while the layer goes on."""
         return LayerSnapshot(self.rows, self._filled)
@@ -132,6 +141,16 @@ class Context:
         """The buffers, to be evaluated."""
         pairs = ((layer.rows.keys, layer.rows.values) for layer in self.layers)
         return [array for pair in pairs for array in pair if array is not None]
+
+    def rewind(self, length: int) -> bool:
+        """Go back to the first `length` tokens; False, and no change, where a window has dropped what they need."""
+        count = self.length - length
+        if count < 0 or not all(layer.can_drop(count, length) for layer in self.layers):
+            return False
+        for layer in self.layers:
+            layer.drop(count)
+        self.length = length
+        return True
 
     def snapshot(self) -> ContextSnapshot:
         """What `restore` needs; stays valid while the context goes on."""

@@ -138,6 +138,16 @@ class Drafter:
         self._context.restore(snapshot.context)
         self._waiting = list(snapshot.waiting)
 
+    def rewind(self, length: int) -> bool:
+        """Let the context hold only its first `length` tokens; False, and no change, where a window dropped them."""
+        self.settle()
+        return self._context.rewind(length)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the context's buffers."""
+        return sum(array.nbytes for array in self._context.arrays())
+
     @contextmanager
     def _undone_when_interrupted(self) -> Iterator[None]:
         """Keep layers in step when Ctrl-C or an error falls between two of them."""
