@@ -6,6 +6,8 @@ from hypothesis import HealthCheck, settings
 
 # Products of tiny models are too small for threads, which on a busy machine wait for each other most of the time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# A test says itself which kernels it wants: what this machine has measured must not change what others see.
+os.environ.setdefault("DFLASH_KERNELS", "off")
 
 import dflash_mlx  # noqa: E402, F401  before a test imports mlx, which binds its BLAS when it is loaded
 

@@ -3,6 +3,7 @@
 In: shapes and dtypes. Out: numbers. Computes no attention and builds no kernel.
 """
 
+import functools
 import math
 from typing import Literal, NamedTuple
 
@@ -42,16 +43,23 @@ def supports(
 ) -> bool:
     """Whether the Metal forms cover these shapes and dtypes; the reference runs otherwise."""
     arrays = (q, context_k, context_v, block_k, block_v)
-    if any(a.ndim != 4 or a.shape[0] != 1 or a.dtype != q.dtype for a in arrays):
+    return _fits(tuple(a.shape for a in arrays), tuple(a.dtype for a in arrays))
+
+
+@functools.lru_cache(maxsize=4096)
+def _fits(shapes: tuple[tuple[int, ...], ...], dtypes: tuple[mx.Dtype, ...]) -> bool:
+    """Remembered: the layers of a pass ask the same."""
+    if any(len(shape) != 4 or shape[0] != 1 for shape in shapes) or any(d != dtypes[0] for d in dtypes):
         return False
-    heads, rows, head_dim = q.shape[1:]
-    kv_heads, capacity = context_k.shape[1:3]
+    q, context_k, context_v, block_k, block_v = shapes
+    heads, rows, head_dim = q[1:]
+    kv_heads, capacity = context_k[1:3]
     return (
-        covers(heads, kv_heads, head_dim, q.dtype)
+        covers(heads, kv_heads, head_dim, dtypes[0])
         and 1 <= rows <= MAX_ROWS
         and capacity > 0
-        and block_k.shape == block_v.shape == (1, kv_heads, rows, head_dim)
-        and context_v.shape == context_k.shape == (1, kv_heads, capacity, head_dim)
+        and block_k == block_v == (1, kv_heads, rows, head_dim)
+        and context_v == context_k == (1, kv_heads, capacity, head_dim)
     )
 
 
@@ -66,6 +74,7 @@ def covers(heads: int, kv_heads: int, head_dim: int, dtype: mx.Dtype) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=4096)
 def plan(
     *,
     group: int,
@@ -128,6 +137,7 @@ def shape_class(q: mx.array, context_k: mx.array, context_length: int, window: i
     return class_name(rows, heads, context_k.shape[1], head_dim, keys, q.dtype)
 
 
+@functools.lru_cache(maxsize=4096)
 def class_name(rows: int, heads: int, kv_heads: int, head_dim: int, keys: int, dtype: mx.Dtype) -> str:
     """As `shape_class`, from the numbers."""
     row_band, key_band = bands(rows, keys)
