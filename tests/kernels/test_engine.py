@@ -416,7 +416,7 @@ def test_one_half_that_is_refused_leaves_both_stock(factory, monkeypatch):
     monkeypatch.setattr("dflash_mlx.target.kernels._attend_with", lambda _: lambda q, *_1, **_2: q + 1)
     notes = engine.tune(factory)
     assert len(notes) == 1 and "The forward of tiny-quantised differs" in notes[0]
-    assert engine.choices is NO_KERNELS
+    assert engine.choices is engine.target.choices is engine.network.choices is NO_KERNELS
     assert (traces(engine.target.model), traces(engine.network)) == stock
 
 
