@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import quantize_model
 
 from dflash_mlx.errors import CheckpointError, UnsupportedError
@@ -385,13 +385,8 @@ def test_rejections_across_the_growth_of_the_buffers() -> None:
     assert mx.allclose(next_logits(target, held), expected, atol=1e-3)
 
 
-def rotating() -> MLXTarget:
-    return tiny_target(
-        "gemma2", model_type="gemma3_text", sliding_window=16, sliding_window_pattern=2, num_hidden_layers=2
-    )
-
-
 def recurrent() -> MLXTarget:
+    """Its state is written by a loop of its own, which nothing can be heard of."""
     config = {
         "model_type": "mamba",
         "vocab_size": VOCAB,
@@ -407,42 +402,49 @@ def recurrent() -> MLXTarget:
     return MLXTarget(build(config), config, "mamba")
 
 
-def hybrid() -> MLXTarget:
+def unheard() -> MLXTarget:
+    """Attention beside a selective scan."""
     config = {
-        "model_type": "lfm2",
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "norm_eps": 1e-6,
-        "conv_bias": False,
-        "conv_L_cache": 3,
-        "block_dim": 64,
-        "block_ff_dim": 96,
-        "block_multiple_of": 32,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": False,
-        "full_attn_idxs": [1],
+        **CONFIGS["llama"],
+        "model_type": "jamba",
+        "attn_layer_offset": 1,
+        "attn_layer_period": 2,
+        "expert_layer_offset": 1,
+        "expert_layer_period": 2,
+        "mamba_d_conv": 4,
+        "mamba_d_state": 8,
+        "mamba_expand": 2,
+        "num_experts": 1,
+        "num_experts_per_tok": 1,
     }
-    return MLXTarget(build(config), config, "lfm2")
+    return MLXTarget(build(config), config, "jamba")
 
 
 @pytest.mark.parametrize(
-    ("make", "model_type", "found"),
+    ("make", "found"),
     [
-        (rotating, "gemma3_text", "RotatingKVCache"),
-        (recurrent, "mamba", "ArraysCache"),
-        (hybrid, "lfm2", "ArraysCache"),
+        (recurrent, "'mamba' keeps its state in ArraysCache only"),
+        (unheard, "'jamba' keeps its state in 4 arrays of ArraysCache; only the 2 that"),
     ],
 )
-def test_a_cache_that_cannot_be_undone_is_refused_by_name(
-    make: Callable[[], MLXTarget], model_type: str, found: str
-) -> None:
-    """At load: the `trim` of such caches does nothing, silently, once it matters."""
-    with pytest.raises(UnsupportedError, match=rf"type '{model_type}' keeps its state in {found};"):
+def test_a_state_that_cannot_be_undone_is_refused_by_name(make: Callable[[], MLXTarget], found: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"type {found}"):
         make()
+
+
+def test_a_cache_of_an_unknown_kind_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where it comes from a known one: `trim` of some caches does nothing, silently, once it matters."""
+
+    class SpiralKVCache(RotatingKVCache):
+        pass
+
+    model = tiny_target("qwen3").model
+    kinds = [CacheList(KVCache(), SpiralKVCache(8)), KVCache(), KVCache(), KVCache()]
+    monkeypatch.setattr(type(model), "make_cache", lambda self: kinds, raising=False)
+    with pytest.raises(
+        UnsupportedError, match="type 'qwen3' keeps its state in SpiralKVCache; rejected .* in KV"
+    ):
+        MLXTarget(model, CONFIGS["qwen3"], "spiral")
 
 
 def test_a_model_without_a_cache_is_refused() -> None:

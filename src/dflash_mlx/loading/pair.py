@@ -11,7 +11,7 @@ from dflash_mlx.core import Target
 from dflash_mlx.drafter import DraftConfig
 from dflash_mlx.errors import CheckpointError, PairError, UnsupportedError
 from dflash_mlx.target import build
-from dflash_mlx.target.caches import check_kinds
+from dflash_mlx.target.caches import check_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,7 @@ def check_target(config: dict[str, Any], *, name: str) -> TargetShape:
         raise CheckpointError(
             f"The config of {name} does not make a '{model_type}' model: {error}."
         ) from error
-    if hasattr(model, "make_cache"):
-        check_kinds(model.make_cache(), model_type)
+    check_model(model, model_type)
     text = config.get("text_config") or config
     return TargetShape(name, int(text["hidden_size"]), len(model.layers), int(text["vocab_size"]))
 

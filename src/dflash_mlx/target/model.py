@@ -20,6 +20,7 @@ from dflash_mlx.kernels import layers, trial
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
 from dflash_mlx.target import caches, kernels, taps
 from dflash_mlx.target.caches import Cache, CacheSnapshot, Tape
+from dflash_mlx.target.recurrence import Recorder
 
 _locks: dict[int, threading.RLock] = {}
 
@@ -49,7 +50,8 @@ class MLXTarget:
         self.num_layers = len(self._layers)
         self._trunk = _trunk(model, self._layers[0], self.model_type)
         self._lock = _lock_of(model)
-        caches.check_kinds(make_prompt_cache(model), self.model_type)
+        caches.check_model(model, self.model_type)
+        self._recorder = Recorder(model)
         self.hidden_size, self.vocab_size = self._probe()
 
     @property
@@ -95,10 +97,20 @@ class MLXTarget:
         If it raises, the cache is as before.
         Feature i of `taps_` is the output of layer i (0-based), before the next layer's norm.
         """
-        tape = Tape(caches.length(cache), ids.shape[0])
+        rows = ids.shape[0]
+        tape = caches.before(cache, rows)
         try:
-            with self._lock, taps.recording(self._layers, taps_) as outputs:
+            with (
+                self._lock,
+                taps.recording(self._layers, taps_) as outputs,
+                self._recorder.recording(rows) as intakes,
+            ):
                 logits = self.model(ids[None], cache=cache)
+            if not caches.after(cache, tape, intakes):
+                raise UnsupportedError(
+                    f"A '{self.model_type}' model does not lay out its caches in the way that rejected tokens can be "
+                    "undone in with this version of mlx-lm. Try mlx-lm itself for plain decoding, or another target."
+                )
         except BaseException:
             # Some layers have taken the rows and some have not.
             caches.commit(cache, tape, 0)
@@ -114,7 +126,7 @@ class MLXTarget:
 
     def settle(self, cache: Cache) -> None:
         """Evaluate everything the cache holds."""
-        mx.eval([layer.state for layer in cache])
+        caches.settle(cache)
 
     def snapshot(self, cache: Cache) -> CacheSnapshot:
         """The state now, for `restore`."""
@@ -179,7 +191,7 @@ class MLXTarget:
         return logits
 
     def _probe(self) -> tuple[int, int]:
-        """Compare a tapped pass, the embedding and the head with the stock forward; gives the widths of both ends.
+        """Hold a tapped and recorded pass, the embedding and the head against the stock forward; gives the widths.
 
         A change in mlx-lm that breaks what the taps rely on is refused here, aloud.
         """
@@ -198,13 +210,12 @@ class MLXTarget:
                 f"The logits of {self.name} are no numbers in {rows.dtype}; try dtype 'bfloat16' or 'float32', or "
                 "fetch its files again."
             )
-        self.commit(cache, tapped.tape, 1)
         fits = (
             mx.array_equal(stock, tapped.logits).item()
             and mx.array_equal(stock, again).item()
             and not mx.array_equal(again, doubled).item()  # a head behind a norm would not see the factor
             and tapped.features.shape == (3, self.num_layers * rows.shape[-1])
-            and caches.length(cache) == 1
+            and caches.is_faithful(tapped.tape)
         )
         if not fits:
             raise UnsupportedError(

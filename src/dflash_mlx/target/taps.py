@@ -6,12 +6,14 @@ the model's lock, since a class is swapped on the instance.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+
+Subclass = Callable[[type[nn.Module]], type[nn.Module]]
 
 
 class Reached(BaseException):
@@ -54,17 +56,34 @@ def returning(module: nn.Module, output: mx.array) -> Iterator[None]:
 
 
 @contextmanager
-def _listening(swaps: Sequence[tuple[nn.Module, Any, Any]]) -> Iterator[None]:
-    originals = [type(module) for module, _, _ in swaps]
+def swapped(swaps: Sequence[tuple[nn.Module, Subclass]]) -> Iterator[None]:
+    """Give each module the subclass that is made of its class, and its own class back at the end."""
+    originals = [type(module) for module, _ in swaps]
     try:
-        for module, subclass, listener in swaps:
-            # Not an array, list or dict: those would enter the parameter tree.
-            object.__setattr__(module, "_listener", listener)
+        for module, subclass in swaps:
             module.__class__ = subclass(type(module))
         yield
     finally:
-        for (module, _, _), original in zip(swaps, originals, strict=True):
+        for (module, _), original in zip(swaps, originals, strict=True):
             module.__class__ = original
+
+
+def named_like(base: type[nn.Module], **methods: Any) -> type[nn.Module]:
+    """A subclass with the name and place of `base`."""
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, **methods}
+    return type(base.__name__, (base,), names)
+
+
+@contextmanager
+def _listening(swaps: Sequence[tuple[nn.Module, Subclass, Any]]) -> Iterator[None]:
+    try:
+        for module, _, listener in swaps:
+            # Not an array, list or dict: those would enter the parameter tree.
+            object.__setattr__(module, "_listener", listener)
+        with swapped([(module, subclass) for module, subclass, _ in swaps]):
+            yield
+    finally:
+        for module, _, _ in swaps:
             module.__dict__.pop("_listener", None)
 
 
@@ -73,19 +92,14 @@ def _recorder(base: type[nn.Module]) -> type[nn.Module]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self._listener(base.__call__(self, *args, **kwargs))
 
-    return _named_like(base, call)
+    return named_like(base, __call__=call)
 
 
 @functools.cache
 def _stopper(base: type[nn.Module]) -> type[nn.Module]:
-    return _named_like(base, lambda self, *args, **kwargs: self._listener(args, kwargs))
+    return named_like(base, __call__=lambda self, *args, **kwargs: self._listener(args, kwargs))
 
 
 @functools.cache
 def _returner(base: type[nn.Module]) -> type[nn.Module]:
-    return _named_like(base, lambda self, *args, **kwargs: self._listener())
-
-
-def _named_like(base: type[nn.Module], call: Any) -> type[nn.Module]:
-    names = {"__call__": call, "__module__": base.__module__, "__qualname__": base.__qualname__}
-    return type(base.__name__, (base,), names)
+    return named_like(base, __call__=lambda self, *args, **kwargs: self._listener())
