@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_mlx.core import Cut, Round, SamplingParams
-from dflash_mlx.decoding import Decoder, Meter
+from dflash_mlx.decoding import Decoder, Meter, Policy
 from dflash_mlx.errors import NumericalError
-from dflash_mlx.policy import WholeBlock
+from dflash_mlx.policy import Plan, WholeBlock
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.target import MLXTarget, plain_tokens
 from tests.kit.models import CONFIGS, VOCAB, tiny_target
@@ -61,6 +61,7 @@ def decoder(
     budget: int,
     stops: Sequence[int] = (),
     prefill_chunk: int = 4,
+    policy: Policy | None = None,
 ) -> Decoder:
     seen: list[int] = []
 
@@ -79,13 +80,47 @@ def decoder(
         drafter=drafter,
         sampler=Sampler(params),
         cut=cut,
-        policy=WholeBlock(),
+        policy=policy or WholeBlock(),
         max_new_tokens=budget,
         block_size=BLOCK,
         prefill_chunk=prefill_chunk,
         meter=Meter(),
         ids=[],
     )
+
+
+class Scripted:
+    """A policy that does what it is told, over and over: a length, a length after a look, or plain steps."""
+
+    def __init__(self, script: Sequence[tuple[str, int]]):
+        self.script = list(script)
+        self.depths: list[int] = []
+        self.looked: list[list[float]] = []
+        self.observed: list[tuple[int, int]] = []
+
+    def plan(self, *, depth: int, most: int) -> Plan:
+        kind, self._n = self.script[len(self.depths) % len(self.script)]
+        self.depths.append(depth)
+        if kind == "plain":
+            return Plan(0, steps=self._n)
+        return Plan(max(self._n, 1), look=kind == "look")
+
+    def choose(self, confidences: Sequence[float]) -> int:
+        self.looked.append(list(confidences))
+        return self._n
+
+    def observe(self, verified: int, accepted: int) -> None:
+        self.observed.append((verified, accepted))
+
+
+SCRIPTS = st.lists(
+    st.tuples(st.just("plain"), st.integers(1, 9))
+    | st.tuples(st.just("verify"), st.integers(1, BLOCK))
+    | st.tuples(st.just("look"), st.integers(0, BLOCK)),
+    min_size=1,
+    max_size=8,
+)
+MIXED = [("verify", 2), ("plain", 3), ("look", 0), ("verify", 7), ("plain", 1), ("look", 4), ("plain", 7)]
 
 
 def run(decoder: Decoder, prompt: Sequence[int] = PROMPT) -> list[Round]:
@@ -134,6 +169,58 @@ def test_text_does_not_depend_on_what_is_accepted(
     assert rounds[-1].finish_reason == "length"
 
 
+@settings(max_examples=25)
+@given(
+    script=SCRIPTS,
+    plan=st.lists(st.integers(0, BLOCK - 1), min_size=1, max_size=8),
+    params=st.sampled_from([GREEDY, SAMPLED, PENALISED]),
+    budget=st.integers(1, 45),
+)
+def test_text_does_not_depend_on_the_policy(
+    script: list[tuple[str, int]], plan: list[int], params: SamplingParams, budget: int
+) -> None:
+    target = target_of("qwen3")
+    truth = truth_of("qwen3", params, 45)
+    d = decoder(target, planned(truth, plan), params, budget, policy=Scripted(script))
+    assert text(run(d)) == truth[:budget]
+    assert d.cache[0].offset == d.drafter.context_length == len(d.ids) - 1
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_policy_that_changes_its_mind_gives_plain_text_in_every_family(
+    kind: str, params: SamplingParams
+) -> None:
+    target = target_of(kind)
+    truth = truth_of(kind, params, 40)
+    rounds = run(decoder(target, planned(truth, [1, 7, 0, 3]), params, 40, policy=Scripted(MIXED)))
+    assert text(rounds) == truth
+    assert [r.verified for r in rounds[1:13]] == [2, 0, 0, 0, 0, 7, 0, 4, 0, 0, 0, 0]
+
+
+def test_a_policy_is_told_what_happened_and_sees_the_confidences_it_asks_for() -> None:
+    target = target_of("qwen3")
+    policy = Scripted(MIXED)
+    truth = truth_of("qwen3", GREEDY, 40)
+    rounds = run(decoder(target, planned(truth, [1, 7, 0, 3]), GREEDY, 40, policy=policy))
+    assert policy.observed[:4] == [(2, 1), (0, 0), (7, 0), (4, 3)]
+    assert policy.looked == [[1.0] * (BLOCK - 1)] * len(policy.looked) and policy.looked
+    told = [len(PROMPT) + 1 + len(text(rounds[1:i])) for i in (1, 2, 5, 6, 7, 8)]
+    assert policy.depths[:6] == told, "a run of plain steps is not interrupted by questions"
+    assert [r.drafted for r in rounds[:9]] == [False, True, False, False, False, True, True, False, True]
+
+
+def test_nothing_is_drafted_in_a_run_of_plain_steps() -> None:
+    target = target_of("qwen3")
+    truth = truth_of("qwen3", GREEDY, 40)
+    drafter = planned(truth, [7])
+    d = decoder(target, drafter, GREEDY, 40, policy=Scripted([("plain", 1000)]))
+    drafter.propose = None
+    rounds = run(d)
+    assert text(rounds) == truth and len(rounds) == 40
+    assert drafter.context_length == len(d.ids) - 1, "drafting could begin at any token"
+
+
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
 def test_decoding_without_a_drafter_is_mlx_lm_s_text(params: SamplingParams) -> None:
     target = target_of("qwen3")
@@ -167,13 +254,14 @@ def test_the_budget_is_exact(budget: int) -> None:
         left -= len(r.tokens)
 
 
-@pytest.mark.parametrize("drafted", [True, False], ids=["drafted", "plain"])
-def test_after_every_round_the_cache_holds_the_emitted_tokens_but_the_last(drafted: bool) -> None:
+@pytest.mark.parametrize("way", ["drafted", "plain", "mixed"])
+def test_after_every_round_the_cache_holds_the_emitted_tokens_but_the_last(way: str) -> None:
     """Whoever stops and when: what is left behind continues like a cache that was read afresh."""
     target = target_of("qwen3")
     truth = plain(target, SAMPLED, 30)
     for stop_after in range(1, 9):
-        d = decoder(target, planned(truth, [2, 0, 7, 4]) if drafted else None, SAMPLED, 30)
+        drafter = planned(truth, [2, 0, 7, 4]) if way != "plain" else None
+        d = decoder(target, drafter, SAMPLED, 30, policy=Scripted(MIXED) if way == "mixed" else None)
         list(d.prefill(PROMPT))
         rounds = d.rounds()
         for _ in range(stop_after):
@@ -199,13 +287,16 @@ def test_plain_decoding_goes_on_after_somebody_used_its_cache_between_two_tokens
     assert seen == truth
 
 
+@pytest.mark.parametrize("policy", [None, MIXED], ids=["whole blocks", "mixed"])
 @pytest.mark.parametrize("chunk", [1, 3, 6, 100])
-def test_the_drafter_gets_the_features_of_exactly_the_committed_tokens(chunk: int) -> None:
+def test_the_drafter_gets_the_features_of_exactly_the_committed_tokens(
+    chunk: int, policy: list[tuple[str, int]] | None
+) -> None:
     """Chunked prefill and partly accepted blocks give the features of one pass over the final text."""
     target = target_of("qwen3")
     truth = plain(target, SAMPLED, 25)
     drafter = planned(truth, [0, 3, 7, 1])
-    d = decoder(target, drafter, SAMPLED, 25, prefill_chunk=chunk)
+    d = decoder(target, drafter, SAMPLED, 25, prefill_chunk=chunk, policy=policy and Scripted(policy))
     run(d)
     once = target.verify(mx.array(d.ids[:-1]), target.make_cache(), drafter.taps).features
     got = mx.concatenate(drafter.features)

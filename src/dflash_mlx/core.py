@@ -57,6 +57,7 @@ class Round:
     verified: int  # proposed tokens that the target saw
     accepted: int  # proposed tokens among `tokens`
     finish_reason: FinishReason | None = None
+    drafted: bool = False  # a block was proposed, even if nothing of it was verified
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ nothing lazy is left behind.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,16 +16,23 @@ import mlx.core as mx
 from dflash_mlx.acceptance import agree
 from dflash_mlx.core import CutFunction, Drafter, Pass, Round, Target
 from dflash_mlx.errors import NumericalError
+from dflash_mlx.policy import Plan
 from dflash_mlx.sampling import NO_NUMBERS, UNDECIDED, Sampler
 
 _CLEAR_EVERY = 256  # tokens between two returns of freed buffers to the system, as in mlx-lm
 
 
 class Policy(Protocol):
-    """Decides how many proposed tokens to verify."""
+    """Decides, before each round, whether to draft and how many proposed tokens to verify."""
 
-    def choose(self, proposed: int) -> int:
-        """Of `proposed` tokens, how many the target verifies."""
+    def plan(self, *, depth: int, most: int) -> Plan:
+        """What to do after `depth` tokens, when at most `most` proposals can be verified."""
+
+    def choose(self, confidences: Sequence[float]) -> int:
+        """How many to verify of the drafted block; asked where the plan looks."""
+
+    def observe(self, verified: int, accepted: int) -> None:
+        """The round that was planned verified so many proposals, and the first `accepted` were right."""
 
 
 class Meter:
@@ -67,7 +74,7 @@ class Decoder:
         drafter: proposes blocks; None decodes plainly, one token a pass, pipelined.
         sampler: the target's draws.
         cut: says before anything is committed how many of a round's tokens are kept.
-        policy: how many proposed tokens to verify.
+        policy: whether to draft and how many proposed tokens to verify; not asked without a drafter.
         max_new_tokens: no round goes past it.
         block_size: tokens in a drafted block, the anchor included.
         prefill_chunk: prompt tokens in one pass.
@@ -114,28 +121,40 @@ class Decoder:
         yield last
         while last.finish_reason is None:
             if self.drafter is None:
-                yield from self._plain_rounds()
+                yield from self._plain_rounds(self._remaining)
                 return
-            last = self._speculate() if self._remaining > 1 else self._step()
-            yield last
+            most = min(self.block_size, self._remaining) - 1
+            plan = self.policy.plan(depth=len(self.ids), most=most)
+            if plan.verify == 0 or most == 0:
+                last = yield from self._plain_rounds(plan.steps)
+            else:
+                last = self._speculate(plan, most)
+                yield last
 
-    def _speculate(self) -> Round:
+    def _speculate(self, plan: Plan, most: int) -> Round:
         """Draft, verify, agree, cut, commit."""
         assert self.drafter is not None
         self.meter.start()
         proposal = self.drafter.propose(self.ids[-1], self.block_size)
-        # The draft runs while the verify pass is being built.
-        mx.async_eval(proposal.tokens)
+        n = min(plan.verify, most)
+        if plan.look:
+            # The second wait for the device in this round, where the policy finds that it pays.
+            mx.eval(proposal.tokens, proposal.confidences)
+            n = min(self.policy.choose(_floats(proposal.confidences)), most)
+        else:
+            # The draft runs while the verify pass is being built.
+            mx.async_eval(proposal.tokens)
         self.meter.drafted(proposal.tokens)
-        n = min(self.policy.choose(proposal.tokens.shape[0]), self._remaining - 1)
         proposed = proposal.tokens[:n]
         verified = self.target.verify(
             mx.concatenate([mx.array(self.ids[-1:]), proposed]), self.cache, self.drafter.taps
         )
         with self._undone_on_error(verified):
             self.meter.verified(verified.logits, verified.features)
-            accepted, draws = self._agreed(verified, proposed)
-            return self._commit(verified, draws[: accepted + 1], n, accepted)
+            accepted, draws = self._agreed(verified, proposed) if n else (0, self._draw(verified, None))
+            committed = self._commit(verified, draws[: accepted + 1], n, accepted, drafted=True)
+        self.policy.observe(n, accepted)
+        return committed
 
     def _step(self) -> Round:
         """One plain step that still taps features, so that drafting can go on after it."""
@@ -185,50 +204,64 @@ class Decoder:
             )
         return tokens
 
-    def _commit(self, verified: Pass, emitted: Sequence[int], n: int, accepted: int) -> Round:
+    def _commit(
+        self, verified: Pass, emitted: Sequence[int], n: int, accepted: int, *, drafted: bool = False
+    ) -> Round:
         keep, finish_reason = self.cut(emitted)
         # The cache takes the anchor and all kept tokens but the last, which is the next anchor: `keep` rows.
         self.target.commit(self.cache, verified.tape, keep)
         if self.drafter:
             self.drafter.inject(verified.features, keep)
         self._extend(emitted[:keep])
-        return Round(tuple(emitted[:keep]), n, min(accepted, keep), finish_reason)
+        return Round(tuple(emitted[:keep]), n, min(accepted, keep), finish_reason, drafted)
 
-    def _plain_rounds(self) -> Iterator[Round]:
-        """One token a pass, the next pass enqueued before this one is read, as in mlx-lm."""
+    def _plain_rounds(self, steps: int) -> Generator[Round, None, Round]:
+        """At most `steps` tokens, one a pass, the next pass enqueued before this one is read, as in mlx-lm.
+
+        Features are tapped all the same, so that the drafter's context is complete when drafting begins again.
+        """
+        self.meter.start()
         current, drawn = self._enqueue(mx.array(self.ids[-1:]), None)
         while True:
+            steps -= 1
+            more = steps > 0 and self._remaining > 1
             with self._undone_on_error(current):
-                ahead = self._enqueue(drawn, drawn) if self._remaining > 1 else None
+                ahead = self._enqueue(drawn, drawn) if more else None
+                self.meter.verified(drawn)
                 (token,) = self._tokens(drawn)
                 if token == UNDECIDED:
                     if ahead:
                         self.target.commit(self.cache, ahead[0].tape, 0)
                     drawn = self.sampler.draw_whole(current.logits, len(self.ids), self._history(None))
-                    ahead = self._enqueue(drawn, drawn) if self._remaining > 1 else None
+                    ahead = self._enqueue(drawn, drawn) if more else None
                     (token,) = self._tokens(drawn)
                 _, finish_reason = self.cut([token])
+                if self.drafter:
+                    mx.eval(current.features)
+                    self.drafter.inject(current.features, 1)
             self._extend([token])
             # For whoever looks or stops here, the pass that runs ahead has not happened.
             if ahead:
                 self.target.commit(self.cache, ahead[0].tape, 0)
+            emitted = Round((token,), 0, 0, finish_reason)
             try:
-                yield Round((token,), 0, 0, finish_reason)
+                yield emitted
             finally:
                 if ahead:
-                    mx.eval(ahead[1])
+                    mx.eval(ahead[1], ahead[0].features)
             if finish_reason is not None or ahead is None:
-                return
+                return emitted
             self.target.commit(self.cache, ahead[0].tape, 1)
             current, drawn = ahead
+            self.meter.start()
 
     def _enqueue(self, ids: mx.array, since: mx.array | None) -> tuple[Pass, mx.array]:
         """Start a one-row pass and its draw; `since` holds the token that `self.ids` does not have yet."""
-        verified = self.target.verify(ids, self.cache, ())
+        verified = self.target.verify(ids, self.cache, self._taps)
         position = len(self.ids) + (since is not None)
         with self._undone_on_error(verified):
             drawn = self.sampler.draw(verified.logits, position, self._history(since))
-            mx.async_eval(drawn)
+            mx.async_eval(drawn, verified.features)
         return verified, drawn
 
     def _history(self, since: mx.array | None) -> mx.array | None:
@@ -255,4 +288,10 @@ class Decoder:
 def _ints(array: mx.array) -> list[int]:
     """Token ids [n] on the host; waits for the device."""
     values: list[int] = array.tolist()  # type: ignore[assignment]
+    return values
+
+
+def _floats(array: mx.array) -> list[float]:
+    """Numbers [n] on the host; waits for the device."""
+    values: list[float] = array.tolist()  # type: ignore[assignment]
     return values

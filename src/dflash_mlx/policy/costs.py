@@ -1,0 +1,101 @@
+"""What a round costs: seconds measured at a few row counts and depths in, seconds at any of them out.
+
+Knows no clock and no model; `calibration` measures.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class Depth(NamedTuple):
+    """What was measured with so many tokens in the cache. All in seconds."""
+
+    tokens: int
+    plain: float  # one step of pipelined plain decoding
+    draft: float  # one block drafted, its context rows included
+    look: float  # more, where the confidences are read before the verify pass is begun
+    verify: Mapping[int, float]  # rows of the pass (the anchor is one of them) to the rest of the round
+
+
+class Costs(NamedTuple):
+    """Seconds at one depth, for every row count of a block."""
+
+    plain: float
+    draft: float
+    look: float
+    verify: tuple[float, ...]  # [block_size]; entry n verifies n proposed tokens, n + 1 rows
+
+    def round(self, n: int) -> float:
+        """A round that drafts and verifies n proposed tokens."""
+        return self.draft + self.verify[n]
+
+    @property
+    def can_pay(self) -> bool:
+        """Whether a drafter that is always right would be faster than plain decoding."""
+        return any((n + 1) * self.plain > self.round(n) for n in range(1, len(self.verify)))
+
+
+class CostCurve:
+    """Seconds by depth and rows, interpolated between what was measured.
+
+    More rows never cost less: where a measurement says so, neighbours are pooled (isotonic regression). Nothing
+    is assumed of the slope. Measured curves bend down as often as up: 8.5, 13.5, 15.6, 20.7, 28.1 ms for 1, 2,
+    3, 5, 8 rows of a MoE on an M5 Max, and a convex fit would make its second row a third too cheap.
+    """
+
+    def __init__(self, depths: Sequence[Depth], block_size: int) -> None:
+        assert depths and all(depth.verify for depth in depths), "a curve needs measurements"
+        self.measured = tuple(sorted(depths, key=lambda depth: depth.tokens))
+        self.block_size = block_size
+        self._whole = [_every_row(depth, block_size) for depth in self.measured]
+
+    def at(self, depth: int) -> Costs:
+        """Costs with `depth` tokens in the cache; past the deepest measurement the last slope goes on."""
+        tokens = [measured.tokens for measured in self.measured]
+        if len(tokens) == 1 or depth <= tokens[0]:
+            return self._whole[0]
+        right = min(max(bisect_right(tokens, depth), 1), len(tokens) - 1)
+        share = (depth - tokens[right - 1]) / (tokens[right] - tokens[right - 1])
+        return _between(self._whole[right - 1], self._whole[right], share)
+
+
+def _every_row(depth: Depth, block_size: int) -> Costs:
+    rows = sorted(depth.verify)
+    seconds = rising([depth.verify[row] for row in rows])
+    verify = tuple(_interpolated(rows, seconds, row) for row in range(1, block_size + 1))
+    return Costs(depth.plain, depth.draft, max(depth.look, 0.0), verify)
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The closest sequence that never falls: neighbours that do are replaced by their mean."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (left, many), (right, few) = pools[-2:]
+            pools[-2:] = [((left * many + right * few) / (many + few), many + few)]
+    return [mean for mean, count in pools for _ in range(count)]
+
+
+def _interpolated(rows: Sequence[int], seconds: Sequence[float], row: int) -> float:
+    if row <= rows[0] or len(rows) == 1:
+        return seconds[0]
+    right = min(bisect_right(rows, row), len(rows) - 1)
+    share = (row - rows[right - 1]) / (rows[right] - rows[right - 1])
+    return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
+
+
+def _between(near: Costs, far: Costs, share: float) -> Costs:
+    """Past the far end (share above 1) costs go on growing, and never shrink below what was measured."""
+
+    def blend(a: float, b: float) -> float:
+        return a + share * (b - a) if share <= 1 else b + (share - 1) * max(b - a, 0.0)
+
+    verify = rising([blend(a, b) for a, b in zip(near.verify, far.verify, strict=True)])
+    return Costs(
+        blend(near.plain, far.plain),
+        blend(near.draft, far.draft),
+        blend(near.look, far.look),
+        tuple(verify),
+    )
