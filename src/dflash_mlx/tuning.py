@@ -55,11 +55,13 @@ def tune(target: MLXTarget, draft: DraftNetwork | None, *, block_size: int | Non
             f"{time.perf_counter() - since:.0f} s; the next run finds what was chosen in {chooser.path}."
         )
     troubles = [draft_kernels.use(draft, choices, block_size=block_size)]
-    if target.choices is NO_KERNELS:
+    shared = target.choices is not NO_KERNELS
+    if not shared:
         troubles.append(target.use(choices))
     if wrong := [trouble for trouble in troubles if trouble]:
         draft_kernels.restore(draft)
-        target.use(NO_KERNELS)
+        if not shared:
+            target.use(NO_KERNELS)
         return Tuned(NO_KERNELS, (*notes, *wrong))
     return Tuned(choices, tuple(notes))
 

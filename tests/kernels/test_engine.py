@@ -26,6 +26,7 @@ from dflash_mlx.decoding import Decoder, Meter
 from dflash_mlx.drafter import Drafter, DraftNetwork
 from dflash_mlx.drafter import kernels as draft_kernels
 from dflash_mlx.errors import UsageError
+from dflash_mlx.kernels.attention import cached_block_attention
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Chooser
 from dflash_mlx.kernels.verdicts import Machine
 from dflash_mlx.policy import WholeBlock
@@ -409,15 +410,34 @@ def test_a_forward_that_differs_is_refused_aloud(factory, spoilt):
 
 
 @pytest.mark.slow
-def test_one_half_that_is_refused_leaves_both_stock(factory, monkeypatch):
+@pytest.mark.parametrize("half", ["target", "drafter"])
+def test_one_half_that_is_refused_leaves_both_stock(factory, monkeypatch, half):
     engine = Engine(quantised(num_hidden_layers=1), network(num_hidden_layers=1, dflash_config=_taps(0)))
     stock = traces(engine.target.model), traces(engine.network)
-    monkeypatch.setattr("dflash_mlx.target.kernels._is_plain", lambda queries, *_: queries.shape[2] == 4)
-    monkeypatch.setattr("dflash_mlx.target.kernels._attend_with", lambda _: lambda q, *_1, **_2: q + 1)
+    if half == "target":
+        monkeypatch.setattr("dflash_mlx.target.kernels._attend_with", lambda _: lambda q, *_1, **_2: q + 1)
+    else:
+        monkeypatch.setattr("dflash_mlx.drafter.network.cached_block_attention", _off_with_kernels)
     notes = engine.tune(factory)
-    assert len(notes) == 1 and "The forward of tiny-quantised differs" in notes[0]
+    said = {"target": "The forward of tiny-quantised differs", "drafter": "Drafts of toy differ"}
+    assert len(notes) == 1 and said[half] in notes[0]
     assert engine.choices is engine.target.choices is engine.network.choices is NO_KERNELS
     assert (traces(engine.target.model), traces(engine.network)) == stock
+
+
+@pytest.mark.slow
+def test_a_second_drafter_that_is_refused_leaves_a_shared_target_alone(factory, monkeypatch):
+    target = unquantised(num_hidden_layers=2)
+    first, second = (Engine(target, network(dflash_config=_taps(0, 1))) for _ in range(2))
+    assert first.tune(factory) == ()
+    given = traces(target.model)
+    monkeypatch.setattr("dflash_mlx.drafter.network.cached_block_attention", _off_with_kernels)
+    assert "Drafts of toy differ" in second.tune(factory)[0] and second.choices is NO_KERNELS
+    assert traces(target.model) == given and target.choices is first.choices
+
+
+def _off_with_kernels(queries, keys, values, *, choices, **options):
+    return queries if choices.chosen else cached_block_attention(queries, keys, values, **options)
 
 
 # The generator.
