@@ -177,8 +177,10 @@ def test_nothing_chosen_means_the_reference():
 def test_a_contest_runs_both_arms_and_names_the_class_of_its_calls():
     arm = contest(6, heads=2, head_dim=64, dtype=mx.float32)
     data = arm.inputs(0)
-    for got, expected in zip(arm.candidate(emulated("fast", 0), *data), arm.exact(*data), strict=True):
+    arms = zip(arm.candidate(emulated("fast", 0), *data), arm.exact(*data), arm.reference(*data), strict=True)
+    for got, expected, raced in arms:
         assert float(mx.abs(got - expected).max()) < arm.bound
+        assert float(mx.abs(raced - expected).max()) < 10 * arm.bound, "it is raced against the same work"
     assert arm.shape_class == shape_class(data[0], 2)
 
 

@@ -296,8 +296,10 @@ def test_a_tied_head_and_a_quantised_drafter_take_the_product(factory):
 @pytest.mark.slow
 def test_the_experts_of_a_mixture_take_the_gathered_product(factory):
     """Eight rows of eight experts each are the fewest that mlx-lm sorts."""
-    mixture = quantised("qwen3_moe", num_experts=16, num_experts_per_tok=8)
-    ran = check(Engine(mixture, network()), factory, GREEDY)
+    engine = Engine(quantised("qwen3_moe", num_experts=16, num_experts_per_tok=8), network())
+    ran = check(engine, factory, GREEDY)
+    classes = [name for kernel, name in engine.choices.chosen if kernel == "rows_qmm_gathered"]
+    assert classes and all(name.startswith("m6-8 x8 of 16 ") for name in classes)
     assert ran == TARGET_KERNELS | DRAFT_KERNELS | WALK | {"rows_qmm_gathered"}
 
 
