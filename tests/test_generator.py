@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 
 from dflash_mlx import DFlashError, DFlashGenerator, Result, generator
+from dflash_mlx.conversation import Conversations
 from dflash_mlx.core import Chunk
 from dflash_mlx.errors import UsageError
 from dflash_mlx.loading import render
@@ -45,6 +46,7 @@ def plan(runner: DFlashGenerator, plain: DFlashGenerator, monkeypatch: pytest.Mo
         longer = plain.generate(question, **{**options, "stop": (), "max_new_tokens": 200})
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
         ids = render(runner.target.tokenizer, messages, think=options.get("think"))
+        monkeypatch.setattr(runner, "_kept", Conversations(10**9))  # of planned drafters alone
         monkeypatch.setattr(
             generator,
             "Drafter",

@@ -65,11 +65,16 @@ class Seconds:
     """Wall time by phase; draft, verify and other are parts of decode, measured only under `profile`."""
 
     load: float = 0.0
-    prefill: float = 0.0
+    prefill: float = 0.0  # up to the first token
     decode: float = 0.0
     draft: float | None = None
     verify: float | None = None
     other: float | None = None
+
+    @property
+    def first_token(self) -> float:
+        """From the request to its first token, loading left out."""
+        return self.prefill
 
 
 @dataclass(slots=True)
@@ -85,6 +90,7 @@ class Stats:
     block_size: int | None = None  # tokens in a drafted block, its anchor included; None without a drafter
     seed: int = 0
     prompt_tokens: int = 0
+    reused_tokens: int = 0  # of the prompt, held since an earlier request
     new_tokens: int = 0
     rounds: int = 0  # target passes after the prefill
     verified: int = 0
@@ -96,6 +102,11 @@ class Stats:
     load_peak_memory_gb: float = 0.0
     weights_gb: float = 0.0
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def read_tokens(self) -> int:
+        """Tokens of the prompt that were read for this request."""
+        return self.prompt_tokens - self.reused_tokens
 
     @property
     def tokens_per_round(self) -> float:
@@ -229,3 +240,13 @@ class Drafter(Protocol):
 
     def restore(self, snapshot: Any) -> None:
         """Bring back the context of `snapshot`."""
+
+    def rewind(self, length: int) -> bool:
+        """Let the context hold only its first `length` tokens; False, and no change, where it cannot."""
+
+    def part(self) -> None:
+        """Take the context into buffers of its own, so that whoever shares it may go on with theirs."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the context."""

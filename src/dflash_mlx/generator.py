@@ -4,7 +4,7 @@ Streaming is the one implementation: `generate` joins it, `compare` runs it besi
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 import mlx.core as mx
 
 from dflash_mlx import loading, runtime, tuning
+from dflash_mlx.conversation import Conversations, Mark, common_prefix, mark, state_of
 from dflash_mlx.core import Chunk, Comparison, Difference, Result, Stats
 from dflash_mlx.decoding import Decoder, Meter
 from dflash_mlx.drafter import Drafter
@@ -25,6 +26,8 @@ from dflash_mlx.target import plain_tokens
 from dflash_mlx.text import Piece, Transcript
 
 Mode = Literal["auto", "on", "off"]
+
+_NEXT_TURN = ({"role": "assistant", "content": "x"}, {"role": "user", "content": "x"})
 
 _PREFILL_CHUNK = {"gpu": 512, "cpu": 256}  # tokens; half a second or less for the models each is meant for
 
@@ -42,6 +45,8 @@ class DFlashGenerator:
         draft_bits: 4 or 8 quantises the drafter at load.
         dtype: "float32", "bfloat16" or "float16" for weights and activations; None keeps the stored type on a
             GPU and takes float32 on a CPU.
+        kept_gb: memory for conversations kept between requests, so that a next turn reads only what is new; None
+            takes a quarter of the machine's, 0 keeps none.
 
     Raises:
         UsageError: options that cannot be honoured.
@@ -57,8 +62,10 @@ class DFlashGenerator:
         block_size: int | None = None,
         draft_bits: int | None = None,
         dtype: str | None = None,
+        kept_gb: float | None = None,
     ):
         _check_mode(mode, draft_model, block_size, draft_bits)
+        _check_kept(kept_gb)
         machine, chooser = runtime.machine(), tuning.chooser()
         started = time.perf_counter()
         runtime.reset_peak_memory()
@@ -76,6 +83,7 @@ class DFlashGenerator:
         )
         self.notes: tuple[str, ...] = (*pair.notes, *notes)
         self.seconds_load = time.perf_counter() - started
+        self._kept = Conversations(int((machine.memory_gb / 4 if kept_gb is None else kept_gb) * runtime.GB))
         self._resources = ExitStack()
         self._resources.enter_context(runtime.wired_limit(pair.target.model.model))
 
@@ -105,7 +113,7 @@ class DFlashGenerator:
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Chunk]:
         """Like `generate`, chunk by chunk as text becomes final; may be left at any chunk."""
-        return self._run(self._request(prompt, Options.checked(options)))
+        return self._run(self._request(prompt, Options.checked(options)), self._kept)
 
     def compare(self, prompt: Prompt, **options: Any) -> Comparison:
         """Decode twice with the same draws: by mlx-lm's plain loop, then with the drafter.
@@ -117,12 +125,13 @@ class DFlashGenerator:
             raise UsageError("There is nothing to compare: no drafter is loaded. Leave out mode='off'.")
         request = self._request(prompt, Options.checked(options))
         plain = self._run_plainly(request)
-        drafted = _collect(self._run(request))
+        drafted = _collect(self._run(request, Conversations(0)))
         return Comparison(plain, drafted, self._first_difference(request, plain.token_ids, drafted.token_ids))
 
     def close(self) -> None:
         """Release the memory of the models; the generator is of no use afterwards."""
         self._resources.close()
+        self._kept.clear()
         self.__dict__.pop("_pair", None)
         self.__dict__.pop("target", None)
         mx.clear_cache()
@@ -143,9 +152,9 @@ class DFlashGenerator:
         messages = as_messages(prompt, options.system)
         if messages is None or options.raw:
             ids = self._plain_ids(prompt, options)
+            settled = len(ids) - 1
         else:
-            think = options.think if options.think is not None else self._pair.thinking
-            ids = render(target.tokenizer, messages, think=think)
+            ids, settled = self._rendered(messages, options)
         rows = target.model.vocab_size
         if out := next((i for i in ids if not 0 <= i < rows), None):
             raise UsageError(
@@ -166,12 +175,27 @@ class DFlashGenerator:
         seed = fresh_seed() if options.seed is None else options.seed
         return Request(
             prompt=ids,
+            settled=settled,
             inside_thought=self._opens_thought(ids),
             params=options.sampling(seed),
             budget=budget,
             options=options,
             notes=notes,
         )
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Options) -> tuple[list[int], int]:
+        """Messages as ids, and how many of them the prompt of a next turn will begin with.
+
+        Templates end a prompt with what the history of the next turn may lack, such as an empty thought.
+        """
+        think = options.think if options.think is not None else self._pair.thinking
+        tokenizer = self._pair.target.tokenizer
+        ids = render(tokenizer, messages, think=think)
+        try:
+            later = render(tokenizer, [*messages, *_NEXT_TURN], think=think)
+        except UsageError:  # a template that takes no further turn
+            later = ids
+        return ids, min(common_prefix(ids, later), len(ids) - 1)
 
     def _plain_ids(self, prompt: Prompt, options: Options) -> list[int]:
         if options.system is not None:
@@ -219,27 +243,51 @@ class DFlashGenerator:
         stats.seconds.load = self.seconds_load
         return stats
 
-    def _run(self, request: Request) -> Iterator[Chunk]:
+    def _run(self, request: Request, conversations: Conversations) -> Iterator[Chunk]:
         """One generation; time spent by whoever reads the chunks is not counted."""
         pair, stats, transcript = self._pair, self._stats(request), self._transcript(request)
-        meter = Meter(enabled=request.options.profile)
+        drafter = Drafter(pair.draft, pair.target.model) if pair.draft else None
+        runtime.reset_peak_memory()
+        since = time.perf_counter()
+        start = conversations.resume(request.prompt, pair.target.model, drafter)
+        stats.reused_tokens = start.reused
         decoder = Decoder(
             target=pair.target.model,
-            cache=pair.target.model.make_cache(),
-            drafter=Drafter(pair.draft, pair.target.model) if pair.draft else None,
+            cache=start.cache,
+            drafter=drafter,
             sampler=Sampler(request.params, request.options.logits_processors, choices=self._kernels),
             cut=transcript.cut,
             policy=WholeBlock(),
             max_new_tokens=request.budget,
             block_size=self._block_size or 1,
             prefill_chunk=_PREFILL_CHUNK[self._machine.device],
-            meter=meter,
-            ids=[],
+            meter=Meter(enabled=request.options.profile),
+            ids=request.prompt[: start.reused],
         )
-        runtime.reset_peak_memory()
-        since = time.perf_counter()
-        for _ in decoder.prefill(request.prompt):
+        marks = list(start.marks)
+        try:
+            self._read(decoder, request, marks)
+            yield from self._answer(decoder, transcript, stats, since)
+        finally:
+            left = state_of(pair.target.model, decoder.cache, drafter, decoder.ids, marks)
+            if left is not None:
+                conversations.keep(left)
+
+    def _read(self, decoder: Decoder, request: Request, marks: list[Mark]) -> None:
+        """Read what is not held yet, remembering on the way the place that a next turn can come back to."""
+        held = len(decoder.ids)
+        if held < request.settled:
+            for _ in decoder.read(request.prompt[held : request.settled]):
+                pass
+            marks.append(mark(decoder.target, decoder.cache, decoder.drafter, request.settled))
+        for _ in decoder.prefill(request.prompt[len(decoder.ids) :]):
             pass
+
+    def _answer(
+        self, decoder: Decoder, transcript: Transcript, stats: Stats, since: float
+    ) -> Iterator[Chunk]:
+        """Decode; `since` is when the request began."""
+        meter = decoder.meter
         for index, round_ in enumerate(decoder.rounds()):
             if index > 0:
                 stats.rounds += 1
@@ -330,6 +378,11 @@ def _check_mode(
         raise UsageError(
             f"mode='off' decodes without a drafter, so {useless[0]} would be ignored; leave one out."
         )
+
+
+def _check_kept(kept_gb: float | None) -> None:
+    if kept_gb is not None and not (isinstance(kept_gb, int | float) and 0 <= kept_gb < 1e6):
+        raise UsageError(f"kept_gb is {kept_gb!r}; expected gigabytes from 0 up, or None.")
 
 
 def _chunks(transcript: Transcript, tokens: tuple[int, ...], stats: Stats) -> Iterator[Chunk]:

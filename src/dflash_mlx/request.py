@@ -103,6 +103,7 @@ class Request:
     """One generation, ready to run."""
 
     prompt: list[int]
+    settled: int  # so many tokens of it begin the next turn's prompt too; at most all but the last
     inside_thought: bool  # the prompt ends with an opening think tag
     params: SamplingParams
     budget: int  # new tokens, the context limit respected

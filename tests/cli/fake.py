@@ -19,6 +19,7 @@ class FakeGenerator:
     block_size: int | None = None
     draft_bits: int | None = None
     dtype: str | None = None
+    kept_gb: float | None = None
     calls: list = field(default_factory=list)  # (prompt, options) of every stream
     closed: bool = False
 

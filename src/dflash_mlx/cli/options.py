@@ -59,6 +59,10 @@ class ChatOptions:
             metavar="float32|bfloat16|float16",
         ),
     ] = None
+    kept_gb: Annotated[
+        float | None,
+        _option(_MODELS, "Memory for conversations between turns. Unset: a quarter of the machine's."),
+    ] = None
     system: Annotated[str | None, _option(_TEXT, "System message.")] = None
     think: Annotated[
         bool | None,
@@ -111,7 +115,9 @@ class ChatOptions:
 
     def model(self) -> dict[str, Any]:
         """The given arguments of `DFlashGenerator`."""
-        return self._given("target_model", "draft_model", "mode", "block_size", "draft_bits", "dtype")
+        return self._given(
+            "target_model", "draft_model", "mode", "block_size", "draft_bits", "dtype", "kept_gb"
+        )
 
     def answer(self) -> dict[str, Any]:
         """The given arguments of `DFlashGenerator.stream`; a chat holds its system message itself."""
@@ -274,6 +280,7 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("block_size", lambda v: v >= 2, "2 or more, the anchor and at least one drafted token"),
     ("draft_bits", lambda v: v in (4, 8), "4 or 8"),
     ("dtype", lambda v: v in ("float32", "bfloat16", "float16"), "float32, bfloat16 or float16"),
+    ("kept_gb", lambda v: 0 <= v < math.inf, "0 or more gigabytes"),
     ("max_new_tokens", lambda v: v >= 1, "1 or more"),
     ("temperature", lambda v: 0 <= v < math.inf, "0 or more"),
     ("top_p", lambda v: 0 < v <= 1, "above 0 and at most 1 (1: no cut)"),

@@ -20,6 +20,7 @@ def result_record(result: Result) -> Record:
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason,
         "prompt_tokens": stats.prompt_tokens,
+        "reused_tokens": stats.reused_tokens,
         "new_tokens": stats.new_tokens,
         "rounds": stats.rounds,
         "verified": stats.verified,

@@ -101,9 +101,13 @@ class LayerContext:
         shared = any(snapshot.filled > self._filled for snapshot in self.rows.snapshots)
         crowded = self.window is not None and self._filled + count > 2 * self.window
         if shared or (crowded and self._filled > self.visible):
-            self.rows = self.rows.copy(self._filled - self.visible, self._filled)
-            self._filled = self.rows.filled
+            self.part()
         self.rows.filled = self._filled
+
+    def part(self) -> None:
+        """Copy the visible rows into buffers that nobody else holds."""
+        self.rows = self.rows.copy(self._filled - self.visible, self._filled)
+        self._filled = self.rows.filled
 
     def can_drop(self, count: int, left: int) -> bool:
         """Whether the rows that `left` tokens need are here without the last `count` rows."""
@@ -151,6 +155,11 @@ class Context:
             layer.drop(count)
         self.length = length
         return True
+
+    def part(self) -> None:
+        """Let every layer copy its visible rows into buffers of its own."""
+        for layer in self.layers:
+            layer.part()
 
     def snapshot(self) -> ContextSnapshot:
         """What `restore` needs; stays valid while the context goes on."""

@@ -143,6 +143,11 @@ class Drafter:
         self.settle()
         return self._context.rewind(length)
 
+    def part(self) -> None:
+        """Take the context into buffers of its own, so that another drafter may go on with the shared ones."""
+        self._context.part()
+        mx.eval(self._context.arrays())
+
     @property
     def nbytes(self) -> int:
         """Bytes of the context's buffers."""

@@ -16,9 +16,12 @@ from dflash_mlx.target.caches import Cache
 _BY_POSITION = ("KVCache", "QuantizedKVCache")  # row i is token i, so a length says it all
 
 
-def length(cache: Cache) -> int:
-    """Tokens that the cache holds."""
-    return caches.length(cache)
+def length(cache: Cache) -> int | None:
+    """Tokens that the cache holds; None where no layer counts them."""
+    try:
+        return caches.length(cache)
+    except StopIteration:
+        return None
 
 
 def nbytes(cache: Cache) -> int:
@@ -33,14 +36,14 @@ def goes_back(cache: Cache) -> bool:
 
 def rewind(cache: Cache, count: int) -> None:
     """Let the cache hold only its first `count` tokens."""
-    assert goes_back(cache) and count <= length(cache)
+    assert goes_back(cache) and count <= caches.length(cache)
     for layer in cache:
         layer.offset = count
 
 
 def fork(cache: Cache, empty: Cache, count: int) -> None:
     """Fill an empty cache of the same target with copies of the first `count` tokens."""
-    assert goes_back(cache) and count <= length(cache)
+    assert goes_back(cache) and count <= caches.length(cache)
     for old, new in zip(cache, empty, strict=True):
         new.keys, new.values = tree_map(
             lambda rows: mx.contiguous(rows[..., :count, :]), (old.keys, old.values)
@@ -52,7 +55,7 @@ def fork(cache: Cache, empty: Cache, count: int) -> None:
 def arrays(cache: Cache) -> dict[str, mx.array]:
     """The rows of a cache that `goes_back`, named, for a file."""
     assert goes_back(cache)
-    count = length(cache)
+    count = caches.length(cache)
     rows = [tree_map(lambda a: a[..., :count, :], [layer.keys, layer.values]) for layer in cache]
     named: dict[str, mx.array] = dict(tree_flatten(rows))
     return named

@@ -1,0 +1,190 @@
+"""Conversations kept between requests: a prompt's token ids in, the state that already holds most of them out.
+
+A state is a target's cache and a drafter's context with exactly the token ids they hold. A new prompt takes the
+one with which it shares most, what differs is undone, and only the rest is read again. Ids alone decide; this
+file knows no text, no template and no sampling.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dflash_mlx.core import Drafter, Target
+from dflash_mlx.target import kept
+
+_MARKS = 2  # places of earlier turns that a cache which cannot be cut is brought back to
+
+
+class Mark(NamedTuple):
+    """A place that a state can be brought back to."""
+
+    length: int
+    cache: Any  # snapshot; None where the cache can be cut anywhere
+    context: Any  # snapshot; None without a drafter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """What a generation left behind, evaluated."""
+
+    ids: tuple[int, ...]  # exactly the tokens that cache and context hold
+    cache: Any
+    context: Any  # the drafter's snapshot; None without a drafter
+    marks: tuple[Mark, ...]  # in the order of their lengths
+    nbytes: int
+
+    @property
+    def turn(self) -> int:
+        """Tokens that the next prompt of the same conversation will share for certain."""
+        return self.marks[-1].length if self.marks else len(self.ids)
+
+
+class Start(NamedTuple):
+    """Where a generation begins."""
+
+    cache: Any
+    reused: int  # tokens of the prompt that cache and drafter hold already
+    marks: tuple[Mark, ...]
+
+
+class Conversations:
+    """States of several conversations, the least recently used leaving first; safe for threads.
+
+    A state belongs to one generation at a time: `resume` takes it out, `keep` puts it back.
+
+    Args:
+        limit: bytes that all states may hold together.
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self._states: list[State] = []  # the most recently used last
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return sum(state.nbytes for state in self._states)
+
+    def resume(self, prompt: Sequence[int], target: Target, drafter: Drafter | None) -> Start:
+        """Find the state that shares most with the prompt and bring it, and the new `drafter`, to what is shared.
+
+        At least the last token of the prompt is left to be read. A state of another conversation, with which the
+        prompt shares only its beginning, is copied and stays.
+        """
+        with self._lock:
+            state = max(self._states, key=lambda s: _reach(s, prompt), default=None)
+            shared = _reach(state, prompt) if state else 0
+            if state is None or shared == 0:
+                return Start(target.make_cache(), 0, ())
+            moves = shared >= state.turn
+            self._states.remove(state)
+            if not moves:  # a used one is not the next to leave
+                self._states.append(state)
+            start = _brought_back(state, shared, target, drafter, moves)
+        return start or Start(target.make_cache(), 0, ())
+
+    def keep(self, state: State) -> None:
+        """Put a state in as the most recently used; the oldest leave until all fit, in the end this one too."""
+        with self._lock:
+            self._states.append(state)
+            while self._states and self.nbytes > self.limit:
+                self._states.pop(0)
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._states.clear()
+
+
+def mark(target: Target, cache: Any, drafter: Drafter | None, length: int) -> Mark:
+    """Remember this place, for caches and contexts that cannot be cut."""
+    snapshot = None if kept.goes_back(cache) else target.snapshot(cache)
+    return Mark(length, snapshot, drafter.snapshot() if drafter else None)
+
+
+def state_of(
+    target: Target, cache: Any, drafter: Drafter | None, ids: Sequence[int], marks: Sequence[Mark]
+) -> State | None:
+    """What a generation leaves behind, however it ended; None where cache and context part.
+
+    Args:
+        target: evaluates the cache.
+        cache: holds a beginning of `ids`.
+        drafter: holds as much of them.
+        ids: every token so far.
+        marks: places on the way, as `mark` made them.
+    """
+    target.settle(cache)
+    length = kept.length(cache)
+    if length is None and drafter is not None:
+        length = drafter.context_length
+    if length is None or length > len(ids):
+        return None
+    if drafter is not None:
+        drafter.settle()
+        if drafter.context_length != length and not drafter.rewind(length):
+            return None
+    marks = tuple(m for m in marks if m.length <= length)[-_MARKS:]
+    copies = 1 + sum(m.cache is not None for m in marks)
+    nbytes = copies * kept.nbytes(cache) + (drafter.nbytes if drafter else 0)
+    return State(tuple(ids[:length]), cache, drafter.snapshot() if drafter else None, marks, nbytes)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences share at their beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _reach(state: State, prompt: Sequence[int]) -> int:
+    """How much of the prompt this state can be brought to hold, judged by the cache alone."""
+    shared = min(common_prefix(state.ids, prompt), len(prompt) - 1)
+    if shared == len(state.ids) or kept.goes_back(state.cache):
+        return shared
+    return max((m.length for m in state.marks if m.length <= shared), default=0)
+
+
+def _brought_back(
+    state: State, shared: int, target: Target, drafter: Drafter | None, moves: bool
+) -> Start | None:
+    """Cache and drafter at `shared` tokens, or at the last mark before; None where neither can be had."""
+    places = [Mark(shared, None, None), *(m for m in reversed(state.marks) if m.length <= shared)]
+    empty = drafter.snapshot() if drafter else None
+    for place in places:
+        if _fits_cache(state, place) and _drawn_back(state, place, drafter):
+            if drafter and not moves:
+                drafter.part()
+            marks = tuple(m for m in state.marks if m.length <= place.length)
+            return Start(_cut(state, place, target, moves), place.length, marks)
+    if drafter:
+        drafter.restore(empty)
+    return None
+
+
+def _fits_cache(state: State, place: Mark) -> bool:
+    return place.cache is not None or place.length == len(state.ids) or kept.goes_back(state.cache)
+
+
+def _drawn_back(state: State, place: Mark, drafter: Drafter | None) -> bool:
+    if drafter is None:
+        return True
+    drafter.restore(place.context if place.context is not None else state.context)
+    return drafter.context_length == place.length or drafter.rewind(place.length)
+
+
+def _cut(state: State, place: Mark, target: Target, moves: bool) -> Any:
+    cache = state.cache if moves else target.make_cache()
+    if place.cache is not None:
+        target.restore(cache, place.cache)
+    elif kept.goes_back(state.cache):
+        if moves:
+            kept.rewind(cache, place.length)
+        else:
+            kept.fork(state.cache, cache, place.length)
+    elif not moves:
+        target.restore(cache, target.snapshot(state.cache))
+    return cache

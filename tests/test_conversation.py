@@ -1,0 +1,309 @@
+"""Conversations kept between requests: a later turn reads only what is new, and its text is that of a cold run."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dflash_mlx import DFlashGenerator, generator
+from dflash_mlx.conversation import Conversations, common_prefix
+from dflash_mlx.errors import UsageError
+from dflash_mlx.loading import render
+from dflash_mlx.target import kept
+from tests.kit.planned import PlannedDrafter
+from tests.loading.checkpoints import VOCAB, write_draft, write_target
+
+GREEDY: dict[str, Any] = {}
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
+ENDINGS = ["length", "stop id", "stop string", "left", "error"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("pair")
+    return write_target(root / "target", eos_token_id=None), write_draft(root / "draft")
+
+
+@pytest.fixture(scope="module")
+def cold(folders: tuple[Path, Path]) -> Iterator[DFlashGenerator]:
+    """Decodes plainly and keeps nothing."""
+    with DFlashGenerator(folders[0], mode="off", kept_gb=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def loaded(folders: tuple[Path, Path], cold: DFlashGenerator) -> DFlashGenerator:
+    return DFlashGenerator(cold.target, folders[1])
+
+
+@pytest.fixture
+def runner(loaded: DFlashGenerator) -> DFlashGenerator:
+    """A drafted generator that keeps nothing yet."""
+    loaded._kept.clear()
+    return loaded
+
+
+class Talk:
+    """Turns of one conversation on planned drafters, each held against a cold run over the same ids."""
+
+    def __init__(self, runner: DFlashGenerator, cold: DFlashGenerator, options: dict[str, Any]):
+        self.runner, self.cold, self.options = runner, cold, options
+
+    def turn(self, ids: list[int], plan: list[int], ending: str, length: int) -> list[int]:
+        """Answer `ids` up to this ending; gives the tokens of the answer that were seen."""
+        truth = self.cold.generate(ids, max_new_tokens=length + 30, **self.options)
+        expected = list(truth.token_ids)
+        held = self.runner._kept._states[-1:]
+        shared = max((min(common_prefix(s.ids, ids), len(ids) - 1) for s in held), default=0)
+        pair, drafter = self.runner._pair, generator.Drafter
+        draft = PlannedDrafter([*ids, *expected], plan, vocab_size=VOCAB)
+        generator.Drafter = lambda *_: draft  # type: ignore[assignment, misc]
+        options = {**self.options, "max_new_tokens": length}
+        if ending == "stop id":
+            stop = replace(pair.target, eos_ids=(expected[length - 1],))
+            self.runner._pair = replace(pair, target=stop)
+        if ending == "stop string":
+            options["stop"] = truth.text[length : length + 2] or "never"
+        if ending == "error":
+            options["logits_processors"] = [_fails_after(length)]
+        try:
+            seen = self._read(ids, options, stop_after=3 if ending == "left" else None)
+        finally:
+            generator.Drafter = drafter  # type: ignore[misc]
+            self.runner._pair = pair
+        assert seen == expected[: len(seen)]
+        assert ending == "error" or self.reused == shared
+        [state] = self.runner._kept._states[-1:]
+        whole = [*ids, *expected]
+        assert list(state.ids) == whole[: len(state.ids)] and len(state.ids) >= len(ids) - 1
+        if ending != "error":
+            assert len(state.ids) == len(ids) + len(seen) - 1
+        return seen
+
+    def _read(self, ids: list[int], options: dict[str, Any], *, stop_after: int | None) -> list[int]:
+        stream, seen, self.reused = self.runner.stream(ids, **options), [], -1
+        try:
+            for number, chunk in enumerate(stream, 1):
+                seen += chunk.tokens
+                self.reused = chunk.stats.reused_tokens
+                if number == stop_after:
+                    break
+        except RuntimeError as error:
+            assert str(error) == "planned"
+        finally:
+            stream.close()  # type: ignore[attr-defined]
+        return seen
+
+
+def _fails_after(calls: int) -> Any:
+    left = [calls]
+
+    def processor(tokens: mx.array, logits: mx.array) -> mx.array:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("planned")
+        return logits
+
+    return processor
+
+
+TURNS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 7), min_size=1, max_size=4),  # accepted tokens, round by round
+        st.sampled_from(ENDINGS),
+        st.integers(1, 14),  # where it ends
+        st.integers(0, 9),  # tokens of the history that the next prompt does not repeat
+        st.lists(st.integers(0, 99), min_size=1, max_size=12),  # what the user says next
+    ),
+    min_size=2,
+    max_size=4,
+)
+
+
+def _settings(examples: int) -> settings:
+    return settings(
+        max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@given(turns=TURNS)
+@_settings(4)
+def test_every_turn_is_that_of_a_cold_run_and_reads_only_what_is_new(
+    runner: DFlashGenerator, cold: DFlashGenerator, options: dict[str, Any], turns: Any
+) -> None:
+    """Whatever was accepted, and however the turn before ended."""
+    _talk_through(runner, cold, options, turns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@given(turns=TURNS)
+@_settings(80)
+def test_every_turn_is_that_of_a_cold_run_many_times(
+    runner: DFlashGenerator, cold: DFlashGenerator, options: dict[str, Any], turns: Any
+) -> None:
+    _talk_through(runner, cold, options, turns)
+
+
+def _talk_through(
+    runner: DFlashGenerator, cold: DFlashGenerator, options: dict[str, Any], turns: Any
+) -> None:
+    runner._kept.clear()
+    talk, ids = Talk(runner, cold, options), [5, 9, 11, 40, 41, 42, 43, 44, 45, 46, 47]
+    for plan, ending, length, dropped, said in turns:
+        seen = talk.turn(ids, plan, ending, length)
+        history = [*ids, *seen]
+        ids = [*history[: max(1, len(history) - dropped)], *said]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_cache_that_cannot_be_cut_goes_back_to_the_mark(
+    runner: DFlashGenerator, cold: DFlashGenerator, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """As with recurrent and ring caches: the snapshot taken while the prompt was read brings the state back."""
+    monkeypatch.setattr(kept, "goes_back", lambda cache: False)
+    talk = Talk(runner, cold, SAMPLED)
+    messages = [{"role": "user", "content": "What is it?"}]
+    ids = render(cold.target.tokenizer, messages, think=True)  # ends with a think tag that no history has
+    talk.turn(ids, [3, 0, 7], ending, 9)
+    settled = runner._request(messages, generator.Options(think=True)).settled
+    assert 0 < settled < len(ids)
+    later = [*ids[:settled], *cold.target.tokenizer.encode("Short.<|end|>\n<|start|>user\nAnd?")]
+    truth = cold.generate(later, max_new_tokens=12, **SAMPLED)
+    monkeypatch.setattr(
+        generator, "Drafter", lambda *_: PlannedDrafter([*later, *truth.token_ids], [2], vocab_size=VOCAB)
+    )
+    result = runner.generate(later, max_new_tokens=12, **SAMPLED)
+    assert result.token_ids == truth.token_ids
+
+
+def test_a_template_that_rewrites_history_reads_only_from_the_last_place_it_leaves_alone(
+    folders: tuple[Path, Path],
+    runner: DFlashGenerator,
+    cold: DFlashGenerator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """thinking-template, multi-turn-cache 88: the prompt ends with a think tag, the history holds none."""
+    monkeypatch.setattr(kept, "goes_back", lambda cache: False)
+    first = [{"role": "user", "content": "What is it?"}]
+    answered = [*first, {"role": "assistant", "content": "It is."}, {"role": "user", "content": "And?"}]
+    options = {"think": True, "max_new_tokens": 10, **SAMPLED}
+    ids = [render(cold.target.tokenizer, m, think=True) for m in (first, answered)]
+    before = runner.generate(first, **options)
+    after = runner.generate(answered, **options)
+    shared = common_prefix(*ids)
+    assert shared < len(ids[0]), "the template takes something back"
+    assert (before.stats.reused_tokens, before.stats.read_tokens) == (0, len(ids[0]))
+    assert (after.stats.reused_tokens, after.stats.read_tokens) == (shared, len(ids[1]) - shared)
+    assert after.token_ids == cold.generate(answered, **options).token_ids
+
+
+def test_the_numbers_are_true_in_both_directions(runner: DFlashGenerator) -> None:
+    """multi-turn-cache 88, 89."""
+    prompt = list(range(10, 60))
+    stats = [runner.generate(p, max_new_tokens=5).stats for p in (prompt, prompt, [1, 2, 3], [*prompt, 7])]
+    assert [s.reused_tokens for s in stats] == [0, 49, 0, 50]
+    assert all(s.reused_tokens + s.read_tokens == s.prompt_tokens for s in stats)
+    assert stats[1].seconds.first_token == stats[1].seconds.prefill > 0
+
+
+def test_a_shared_beginning_is_copied_and_both_conversations_go_on(
+    runner: DFlashGenerator, cold: DFlashGenerator
+) -> None:
+    """multi-turn-cache 94: two conversations taking turns."""
+    system = list(range(100, 130))
+    talks = [[*system, 1, 2, 3, 4], [*system, 50, 51, 52]]
+    reused = []
+    for turn in range(3):
+        for talk in talks:
+            result = runner.generate(talk, max_new_tokens=8 + turn, **SAMPLED)
+            assert result.token_ids == cold.generate(talk, max_new_tokens=8 + turn, **SAMPLED).token_ids
+            reused.append(result.stats.read_tokens)
+            talk += [*result.token_ids, 60 + turn]
+    assert reused == [34, 3, 2, 2, 2, 2] and len(runner._kept) == 2
+
+
+def test_drafts_after_a_fork_are_those_of_a_cold_drafter(runner: DFlashGenerator) -> None:
+    """The context is shared with the other conversation's and must not be written over."""
+    beginning = list(range(100, 130))
+    one, two = [*beginning, 1, 2, 3, 4], [*beginning, 50, 51, 52]
+    first = runner.generate(one, max_new_tokens=9)
+    runner.generate(two, max_new_tokens=9)
+    third = [*one, *first.token_ids, 60]
+    states = runner._kept
+    [held] = [s for s in states._states if s.ids[: len(one)] == tuple(one)]
+    fresh = generator.Drafter(runner._pair.draft, runner.target.model)
+    start = Conversations(0)
+    features = runner.target.model.verify(
+        mx.array(held.ids), start.resume(third, runner.target.model, None).cache, fresh.taps
+    ).features
+    fresh.inject(features, len(held.ids))
+    again = generator.Drafter(runner._pair.draft, runner.target.model)
+    again.restore(held.context)
+    assert mx.allclose(again.logits(3, 8), fresh.logits(3, 8), atol=1e-4)
+
+
+def test_two_threads_get_the_texts_they_get_alone(runner: DFlashGenerator, cold: DFlashGenerator) -> None:
+    system = list(range(100, 120))
+    wrong: list[str] = []
+
+    def converse(said: int) -> None:
+        ids = [*system, said]
+        for _ in range(3):
+            result = runner.generate(ids, max_new_tokens=6, **SAMPLED)
+            if result.token_ids != truths[tuple(ids)]:
+                wrong.append(f"{said}: {ids}")
+            ids = [*ids, *truths[tuple(ids)], said]
+
+    truths = {}
+    for said in (7, 8):
+        ids = [*system, said]
+        for _ in range(3):
+            truths[tuple(ids)] = cold.generate(ids, max_new_tokens=6, **SAMPLED).token_ids
+            ids = [*ids, *truths[tuple(ids)], said]
+    threads = [threading.Thread(target=converse, args=(said,)) for said in (7, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_least_recently_used_leaves_when_memory_is_short(runner: DFlashGenerator) -> None:
+    """memory: states together stay within the limit."""
+    runner.generate([1, 2, 3], max_new_tokens=3)
+    [state] = runner._kept._states
+    small = Conversations(2 * state.nbytes + state.nbytes // 2)
+    for _ in range(4):
+        small.keep(replace(state))
+        assert small.nbytes <= small.limit
+    assert len(small) == 2
+    oldest, newest = replace(state, ids=(5, 6, 7)), replace(state)
+    small.clear()
+    small.keep(oldest)
+    small.keep(newest)
+    small.resume([5, 9], runner.target.model, None)  # used, and kept as its end is another's
+    small.keep(replace(state))
+    assert oldest in small._states and newest not in small._states
+    tiny = Conversations(state.nbytes - 1)
+    tiny.keep(state)
+    assert len(tiny) == 0
+
+
+def test_nothing_is_kept_where_none_is_wanted(folders: tuple[Path, Path], cold: DFlashGenerator) -> None:
+    for _ in range(2):
+        assert cold.generate([1, 2, 3, 4], max_new_tokens=3).stats.reused_tokens == 0
+    with pytest.raises(UsageError, match="kept_gb is -1"):
+        DFlashGenerator(*folders, kept_gb=-1)
+
+
+def test_a_comparison_is_cold(runner: DFlashGenerator) -> None:
+    runner.generate("Say it.", max_new_tokens=3)
+    assert runner.compare("Say it.", max_new_tokens=3).drafted.stats.reused_tokens == 0
