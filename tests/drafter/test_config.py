@@ -279,17 +279,11 @@ def test_impossible_values_are_refused_by_name(changes, says):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (
-            {"architectures": ["DFlash2DraftModel"]},
-            r"toy \(DFlash2DraftModel\) is a second-generation drafter",
-        ),
-        ({"architectures": ["Qwen3DSparkModel"]}, "a DSpark drafter"),
-        ({"architectures": ["MuseGlimmerAssistantModel"]}, "a Muse assistant drafter"),
-        ({"architectures": None, "model_type": "muse_glimmer_assistant"}, "a Muse assistant drafter"),
-        ({"model_type": "laguna"}, "a Laguna drafter"),
-        ({"architectures": None, "speculators_model_type": "dflash"}, "the 'speculators' format"),
+        ({"architectures": None, "speculators_model_type": "eagle3"}, "format of type 'eagle3'"),
+        ({"architectures": ["Gemma4DSparkModel"]}, "the drafter architecture 'Gemma4DSparkModel'"),
         ({"architectures": ["NewDraftModel"]}, "the drafter architecture 'NewDraftModel'"),
-        ({"dflash_config": dflash(projector_type="domino")}, "a Domino drafter"),
+        ({"dflash_config": dflash(projector_type="domino")}, "projector_type is 'domino'"),
+        ({"shift_label": True}, "slots predict the token after them"),
         ({"dflash_config": dflash(selector_rank=256)}, "a second-generation drafter"),
         ({"markov_rank": 512}, "a DSpark drafter"),
         ({"dflash_config": dflash(use_swa=True)}, "a MiMo drafter"),

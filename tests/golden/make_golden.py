@@ -13,6 +13,7 @@ drafter in the z-lab v1 format, and for each drafter `<name>.safetensors` with
     round<r>.span [2]          the features that enter the context in round r, of which there are several
     round<r>.anchor [1]
     round<r>.logits [B-1, V]   the draft's logits of the slots after the anchor
+    round<r>.tokens [B-1]      the path of the candidate selector, where there is one
 
 and for those that generate `<name>.json`: greedy generations of the published loop (prompt, ids, tokens per
 round). `ropes.json` holds Transformers' frequencies and amplitudes for some rope parameters. Weights are
@@ -98,8 +99,26 @@ DRAFTERS = {
         "block_size": BLOCK,
         "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [2, 1]},
     },
+    "dflash2": {
+        "architectures": ["DFlash2DraftModel"],
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "sliding_attention"],
+        "sliding_window": 12,
+        "use_sliding_window": True,
+        "is_causal": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "dflash_config": {
+            "mask_token_id": MASK,
+            "target_layer_ids": [1, 2, 3],
+            "block_size": BLOCK,
+            "conv_kernel_size": 2,
+            "conv_group_size": 4,
+            "selector_rank": 8,
+            "selector_top_k": 6,
+        },
+    },
 }
-GENERATING = ("full", "sliding")
+GENERATING = ("full", "sliding", "dflash2")
 ROPES = {  # what Transformers makes of rope parameters: inverse frequencies and amplitude
     "default": {"rope_type": "default", "rope_theta": 1e6},
     "linear": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
@@ -172,7 +191,10 @@ def make_target() -> Qwen3ForCausalLM:
 
 def save_model(folder: Path, config: dict, model: torch.nn.Module) -> None:
     folder.mkdir(exist_ok=True)
-    weights = {key: value.detach().bfloat16().contiguous() for key, value in model.state_dict().items()}
+    weights = {
+        key.replace("_codebook.weight", "_codebook"): value.detach().bfloat16().contiguous()
+        for key, value in model.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
@@ -180,10 +202,15 @@ def save_model(folder: Path, config: dict, model: torch.nn.Module) -> None:
 def make_drafter(name: str) -> published.DFlashDraftModel:
     torch.manual_seed(11)
     config = Qwen3Config(**{**BASE, **DRAFTERS[name], "dtype": "float32"}, initializer_range=0.2)
-    draft = published.DFlashDraftModel(config)
+    draft = getattr(published, DRAFTERS[name].get("architectures", BASE["architectures"])[0])(config)
     for key, parameter in draft.named_parameters():
         if key.endswith(("norm.weight", ".bias")):  # ones and zeros would hide a norm or a bias left out
             parameter.data += 0.2 * torch.randn_like(parameter)
+        if key.endswith("base_kernel"):  # published as the identity, which would hide its second tap
+            parameter.data = 0.2 * torch.randn_like(parameter)
+            parameter.data[:, 0] += 1
+        if "codebook" in key:
+            parameter.data = 2 * torch.randn_like(parameter)
     return rounded(draft)
 
 
@@ -203,6 +230,12 @@ def features_of(target: Qwen3ForCausalLM, ids: torch.Tensor, layers: list[int]) 
 
 
 def draft_logits(draft, target, cache, features, first: int, anchor: torch.Tensor) -> torch.Tensor:
+    return draft.compute_logits(
+        draft_rows(draft, target, cache, features, first, anchor), published._output_head(target)
+    )
+
+
+def draft_rows(draft, target, cache, features, first: int, anchor: torch.Tensor) -> torch.Tensor:
     """One call of the published draft: features of positions first..., the anchor right after them."""
     block = torch.full((anchor.shape[0], BLOCK), MASK)
     block[:, 0] = anchor
@@ -217,7 +250,7 @@ def draft_logits(draft, target, cache, features, first: int, anchor: torch.Tenso
     )
     if cache is not None:
         published._crop_to(cache, start)
-    return draft.compute_logits(hidden[:, 1:], published._output_head(target))
+    return hidden[:, 1:]
 
 
 def train(draft, target, texts: torch.Tensor, steps: int) -> None:
@@ -247,12 +280,16 @@ def rounds_of(draft, target, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     first = 0
     for number, count in enumerate(SPANS):
         end = first + count
-        logits = draft_logits(draft, target, cache, features[:, first:end], first, ids[:, end])
+        rows = draft_rows(draft, target, cache, features[:, first:end], first, ids[:, end])
+        logits = draft.compute_logits(rows, published._output_head(target))
         whole = draft_logits(draft, target, None, features[:, :end], 0, ids[:, end])
         assert torch.allclose(logits, whole, atol=1e-4), (number, (logits - whole).abs().max())
         golden[f"round{number}.span"] = torch.tensor([first, end], dtype=torch.int32)
         golden[f"round{number}.anchor"] = ids[0, end : end + 1].int()
         golden[f"round{number}.logits"] = logits[0]
+        if isinstance(draft, published.DFlash2DraftModel):
+            path, _, _ = draft.propose(rows, ids[:, end], published._output_head(target), 0.0)
+            golden[f"round{number}.tokens"] = path[0].int()
         first = end
     return {key: value.contiguous() for key, value in golden.items()}
 

@@ -90,8 +90,8 @@ def test_a_plain_model_as_drafter_is_refused():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["DFlash2DraftModel"]}, "second-generation drafter"),
-        ({"architectures": ["Qwen3DSparkModel"]}, "DSpark drafter"),
+        ({"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel"),
+        ({"speculators_model_type": "eagle3"}, "'eagle3'"),
         ({"architectures": ["SomeNewDraftModel"]}, "SomeNewDraftModel"),
     ],
 )

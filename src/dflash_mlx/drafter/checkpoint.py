@@ -1,8 +1,8 @@
 """Drafter checkpoints: a folder in, an evaluated `DraftNetwork` out.
 
-A file is taken only if it holds every tensor of its config, in its shape, and no other. Drafters that carry
-an own embedding or head are refused, because v1 drafters use their target's and this room cannot tell whether
-the two are equal. Knows no hub and no target.
+A file is taken only if it holds every tensor of its config, in its shape, and no other. An embedding or a head in
+the file is used where its format says so; in a v1 file it is refused, because v1 drafters use their target's and this
+room cannot tell whether the two are equal. Knows no hub and no target.
 """
 
 import json
@@ -16,17 +16,18 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from dflash_mlx.drafter.config import DraftConfig, Quantization
 from dflash_mlx.drafter.network import DraftNetwork
+from dflash_mlx.drafter.tensors import in_v1_names, own_ends
 from dflash_mlx.errors import CheckpointError, UnsupportedError, UsageError
 
 DRAFT_BITS = (4, 8)
 _GROUP_SIZES = (64, 32)  # the second where a width is no multiple of the first
-_OWN_ENDS = ("embed_tokens.", "lm_head.", "model.embed_tokens.")
+_FEW_ROWS = 8  # a matrix of fewer rows, such as a confidence head, gains nothing by being packed
 
 
 def load_draft(
     folder: str | Path, *, name: str, bits: int | None = None, dtype: mx.Dtype | None = None
 ) -> DraftNetwork:
-    """Load a z-lab v1 drafter from a folder with `config.json` and safetensors.
+    """Load a drafter of any known format from a folder with `config.json` and safetensors.
 
     Args:
         folder: where the files lie.
@@ -38,7 +39,7 @@ def load_draft(
     Raises:
         UsageError: other `bits`, or `bits` for a file that is quantised otherwise.
         CheckpointError: files missing or unreadable, tensors missing, extra or misshaped.
-        UnsupportedError: not a v1 drafter.
+        UnsupportedError: not a drafter of a known format.
     """
     check_bits(bits)
     folder = Path(folder)
@@ -49,8 +50,9 @@ def load_draft(
             f"draft_bits {bits}: the file of {name} is already quantised to {stored.bits} bits; "
             f"leave draft_bits out or take an unquantised file."
         )
+    weights = in_v1_names(_read_tensors(folder, name), config, name=name)
+    config = config.with_ends(own_ends(weights, config, name=name))
     network = DraftNetwork(config, name=name)
-    weights = _read_tensors(folder, name)
     if stored:
         _match_quantization(network, stored, weights, name)
     _check_tensors(network, weights, name)
@@ -121,11 +123,6 @@ def _read_tensors(folder: Path, name: str) -> dict[str, mx.array]:
         if twice := sorted(set(tensors) & set(weights)):
             raise CheckpointError(f"{name} holds the tensor {twice[0]} in two files.")
         weights.update(tensors)
-    if own := [key for key in sorted(weights) if key.startswith(_OWN_ENDS)]:
-        raise UnsupportedError(
-            f"{name} carries its own {own[0]}; drafters that do not use their target's embedding "
-            f"and head are not supported by this version."
-        )
     return weights
 
 
@@ -162,8 +159,8 @@ def _check_tensors(network: DraftNetwork, weights: Mapping[str, mx.array], name:
                 f"{name} holds {key} with shape {list(tensor.shape)}, but its config "
                 f"makes {list(wanted[key].shape)}."
             )
-        packed = mx.issubdtype(wanted[key].dtype, mx.unsignedinteger)
-        if not packed and not mx.issubdtype(tensor.dtype, mx.floating):
+        whole = mx.issubdtype(wanted[key].dtype, mx.integer)  # packed words, or offsets
+        if not whole and not mx.issubdtype(tensor.dtype, mx.floating):
             raise UnsupportedError(
                 f"{name} holds {key} as {tensor.dtype}; 16-bit and 32-bit floats are supported."
             )
@@ -175,7 +172,8 @@ def _some(keys: list[str]) -> str:
 
 
 def _count(network: DraftNetwork) -> int:
-    return sum(tensor.size for tensor in dict(tree_flatten(network.parameters())).values())
+    tensors = dict(tree_flatten(network.parameters())).values()
+    return sum(tensor.size for tensor in tensors if mx.issubdtype(tensor.dtype, mx.floating))
 
 
 def _cast(network: DraftNetwork, dtype: mx.Dtype) -> None:
@@ -187,28 +185,33 @@ def _cast(network: DraftNetwork, dtype: mx.Dtype) -> None:
 
 def _expand(network: DraftNetwork) -> None:
     """Replace packed layers by plain ones of the same values."""
-    expanded = []
+    expanded: list[tuple[str, nn.Module]] = []
     for path, module in network.named_modules():
-        if isinstance(module, nn.QuantizedLinear):
-            weight = mx.dequantize(
-                module.weight,
-                module.scales,
-                module.get("biases"),
-                group_size=module.group_size,
-                bits=module.bits,
-                mode=module.mode,
-            )
-            plain = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in module)
-            plain.weight = weight
+        if not isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
+            continue
+        weight = mx.dequantize(
+            module.weight,
+            module.scales,
+            module.get("biases"),
+            group_size=module.group_size,
+            bits=module.bits,
+            mode=module.mode,
+        )
+        rows, width = weight.shape
+        if isinstance(module, nn.QuantizedEmbedding):
+            plain: nn.Module = nn.Embedding(rows, width)
+        else:
+            plain = nn.Linear(width, rows, bias="bias" in module)
             if "bias" in module:
                 plain.bias = module.bias
-            expanded.append((path, plain))
+        plain.weight = weight
+        expanded.append((path, plain))
     network.update_modules(tree_unflatten(expanded))
 
 
 def _quantize(network: DraftNetwork, bits: int, name: str) -> None:
     def group(path: str, module: nn.Module) -> bool | dict[str, Any]:
-        if not isinstance(module, nn.Linear):
+        if not isinstance(module, (nn.Linear, nn.Embedding)) or module.weight.shape[0] < _FEW_ROWS:
             return False
         width = module.weight.shape[1]
         for size in _GROUP_SIZES:

@@ -1,36 +1,22 @@
 """The draft's config: a checkpoint's `config.json` as a dictionary in, a checked `DraftConfig` out.
 
-Values are taken from wherever published files keep them (reference: z-lab v1 format, old and new layouts);
-nothing is guessed from a model's name. Knows no files, no arrays and no target.
+The format of the config is looked up first and brings it into the shape of z-lab v1; values are then taken from
+wherever published v1 files keep them, old layouts and new. Nothing is guessed from a model's name. Knows no files,
+no arrays and no target.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dflash_mlx.drafter import formats
+from dflash_mlx.drafter.formats.base import Format, checked_count, either
+from dflash_mlx.drafter.parts import Ends, Parts
 from dflash_mlx.drafter.rope import RopeConfig
 from dflash_mlx.errors import CheckpointError, UnsupportedError, UsageError
 
-ARCHITECTURE = "DFlashDraftModel"
 DEFAULT_BLOCK_SIZE = 16
 
-# Drafters that share DFlash's idea and not its network; refused by name.
-_OTHER_ARCHITECTURES = {
-    "DFlash2DraftModel": "a second-generation drafter (DFlash2)",
-    "Qwen3DSparkModel": "a DSpark drafter",
-    "MuseGlimmerAssistantModel": "a Muse assistant drafter",
-}
-_OTHER_MODEL_TYPES = {"muse_glimmer_assistant": "a Muse assistant drafter", "laguna": "a Laguna drafter"}
-# Keys, top-level or in dflash_config, that change the network in a way this version does not know.
-_OTHER_KEYS = {
-    "conv_kernel_size": "a second-generation drafter (DFlash2)",
-    "selector_rank": "a second-generation drafter (DFlash2)",
-    "markov_rank": "a DSpark drafter",
-    "projector_type": "a Domino drafter",
-    "use_swa": "a MiMo drafter",
-    "attention_sink_bias": "a drafter with attention sinks",
-    "sample_from_anchor": "a drafter whose anchor slot predicts",
-}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _REQUIRED = (
     "hidden_size",
@@ -71,74 +57,82 @@ class DraftConfig:
     is_causal: bool | None  # None: sliding layers are causal inside the block, full layers are not
     rope: RopeConfig
     max_positions: int | None
-    block_size: int  # trained block, anchor included
+    block_size: int  # the anchor and the tokens that the trained block drafts after it
     mask_token_id: int  # a row of the target's embedding, maybe beyond its tokenizer
-    target_layer_ids: tuple[int, ...]  # outputs of these target layers, 0-based, in this order
+    target_layer_ids: tuple[
+        int, ...
+    ]  # outputs of these target layers, 0-based, in this order; -1: the embedding
     num_target_layers: int | None
     vocab_size: int | None
     final_logit_softcapping: float | None
     input_embedding_scale: float
     output_multiplier: float
     quantization: Quantization | None
+    parts: Parts  # what there is beyond the v1 network
+    format: Format = field(compare=False, repr=False)
     source: Mapping[str, Any] = field(compare=False, repr=False)  # the `config.json` it was read from
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, name: str) -> "DraftConfig":
-        """Read a z-lab v1 `config.json`; `name` is the drafter's, for messages.
+        """Read a `config.json` of any known format; `name` is the drafter's, for messages.
 
         Raises:
             UnsupportedError: another architecture, or a feature this version does not know.
             CheckpointError: values that are missing, impossible or contradict each other.
         """
-        _check_architecture(config, name)
-        dflash = config.get("dflash_config") or {}
-
-        def either(key: str) -> Any:
-            value = dflash.get(key)
-            return config.get(key) if value is None else value
-
+        found = formats.find(config, name=name)
+        flat = found.flatten(config, name)
         for key in _REQUIRED:
-            _check_count(config.get(key), key, name)
-        if config["num_attention_heads"] % config["num_key_value_heads"]:
+            checked_count(flat.get(key), key, name)
+        if flat["num_attention_heads"] % flat["num_key_value_heads"]:
             raise CheckpointError(
-                f"The config of {name} has {config['num_attention_heads']} attention heads, "
-                f"which {config['num_key_value_heads']} key-value heads do not divide."
+                f"The config of {name} has {flat['num_attention_heads']} attention heads, "
+                f"which {flat['num_key_value_heads']} key-value heads do not divide."
             )
-        if (activation := config.get("hidden_act", "silu")) != "silu":
+        if (activation := flat.get("hidden_act", "silu")) != "silu":
             raise UnsupportedError(
                 f"{name} uses the activation {activation!r}; a DFlash drafter uses 'silu'."
             )
-        block_size = either("block_size")
+        parts = found.parts(flat, name)
+        block_size = either(flat, "block_size")
         block_size = DEFAULT_BLOCK_SIZE if block_size is None else block_size
-        _check_count(block_size, "block_size", name, least=2)
-        _check_count(mask := either("mask_token_id"), "mask_token_id", name, least=0)
-        num_target_layers = either("num_target_layers")
+        # Where the anchor slot predicts, K rows draft K tokens: a block of K + 1 with the anchor.
+        block_size = parts.anchor_predicts + checked_count(
+            block_size, "block_size", name, least=1 if parts.anchor_predicts else 2
+        )
+        num_target_layers = either(flat, "num_target_layers")
         if num_target_layers is not None:
-            _check_count(num_target_layers, "num_target_layers", name)
-        layer_types, window = _layers(config, name)
-        softcap = either("final_logit_softcapping")
-        scale, multiplier = either("input_embedding_scale"), either("output_multiplier")
-        causal = config.get("is_causal")
+            checked_count(num_target_layers, "num_target_layers", name)
+        layer_types, window = _layers(flat, name)
+        softcap = either(flat, "final_logit_softcapping")
+        scale, multiplier = either(flat, "input_embedding_scale"), either(flat, "output_multiplier")
+        causal = flat.get("is_causal")
         return cls(
-            **{key: config[key] for key in _REQUIRED},
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            attention_bias=bool(config.get("attention_bias", False)),
+            **{key: flat[key] for key in _REQUIRED},
+            rms_norm_eps=float(flat.get("rms_norm_eps", 1e-6)),
+            attention_bias=bool(flat.get("attention_bias", False)),
             layer_types=layer_types,
             sliding_window=window,
-            is_causal=dflash.get("causal") if causal is None else causal,
-            rope=RopeConfig.from_dict(config, name=name),
-            max_positions=config.get("max_position_embeddings"),
+            is_causal=(flat.get("dflash_config") or {}).get("causal") if causal is None else causal,
+            rope=RopeConfig.from_dict(flat, name=name),
+            max_positions=flat.get("max_position_embeddings"),
             block_size=block_size,
-            mask_token_id=mask,
-            target_layer_ids=_target_layer_ids(either("target_layer_ids"), num_target_layers, name),
+            mask_token_id=checked_count(either(flat, "mask_token_id"), "mask_token_id", name, least=0),
+            target_layer_ids=_target_layer_ids(flat, num_target_layers, found, name),
             num_target_layers=num_target_layers,
-            vocab_size=config.get("vocab_size"),
+            vocab_size=flat.get("vocab_size"),
             final_logit_softcapping=float(softcap) if softcap else None,
             input_embedding_scale=1.0 if scale is None else float(scale),
             output_multiplier=1.0 if multiplier is None else float(multiplier),
-            quantization=_quantization(config, name),
+            quantization=_quantization(flat, found, name),
+            parts=parts,
+            format=found,
             source=config,
         )
+
+    def with_ends(self, ends: Ends) -> "DraftConfig":
+        """The same config of a file that brings these ends along."""
+        return replace(self, parts=replace(self.parts, ends=ends))
 
     def num_parameters(self) -> int:
         """Parameters of an unquantised file, in closed form; the loader's self-check."""
@@ -148,7 +142,28 @@ class DraftConfig:
         layer += 2 * hidden + 2 * head
         if self.attention_bias:
             layer += query + 2 * key_value + hidden
-        return self.num_hidden_layers * layer + len(self.target_layer_ids) * hidden**2 + 2 * hidden
+        taps, parts = len(self.target_layer_ids), self.parts
+        if (convolution := parts.convolution) is not None:
+            kernels = 2 * convolution.taps * hidden  # both sides of a sublayer, of which there are two
+            layer += 2 * (kernels + kernels // convolution.group_size * hidden)
+        if parts.head_gate:
+            layer += self.num_attention_heads * hidden
+        total = self.num_hidden_layers * layer + taps * hidden**2 + 2 * hidden
+        if parts.tap_norms:
+            total += taps * hidden
+        if (selector := parts.selector) is not None:
+            total += selector.rank * (hidden + 2 * selector.rows)
+        if (markov := parts.markov) is not None:
+            total += markov.rank * (markov.rows + markov.head_rows)
+        if parts.confidence_head:
+            total += self.confidence_width + 1
+        return total + hidden * ((parts.ends.embedding_rows or 0) + (parts.ends.head_rows or 0))
+
+    @property
+    def confidence_width(self) -> int:
+        """Values that the confidence head reads for each slot."""
+        markov = self.parts.markov
+        return self.hidden_size + (markov.rank if markov and self.parts.confidence_sees_markov else 0)
 
     def effective_block_size(self, override: int | None) -> int:
         """The block to draft: `override` when given, else the trained one.
@@ -180,41 +195,6 @@ class DraftConfig:
         return self.layer_types[layer] == "sliding_attention"
 
 
-def _check_architecture(config: Mapping[str, Any], name: str) -> None:
-    dflash = config.get("dflash_config") or {}
-    if kind := config.get("speculators_model_type"):
-        raise UnsupportedError(f"{name} is a drafter in the 'speculators' format ({kind}), {_UNSUPPORTED}.")
-    architecture = next(iter(config.get("architectures") or ()), None)
-    kind = _OTHER_ARCHITECTURES.get(str(architecture)) or _OTHER_MODEL_TYPES.get(
-        str(config.get("model_type"))
-    )
-    if kind:
-        raise UnsupportedError(f"{name} ({architecture}) is {kind}, {_UNSUPPORTED}.")
-    marked = bool(dflash) or config.get("target_layer_ids") is not None
-    if architecture not in (ARCHITECTURE, None):
-        if marked or "draft" in architecture.lower():
-            raise UnsupportedError(f"{name} has the drafter architecture {architecture!r}, {_UNSUPPORTED}.")
-        raise UnsupportedError(
-            f"{name} ({architecture}) is not a drafter; give it as the target and a drafter as the draft."
-        )
-    if not marked and architecture is None:
-        raise UnsupportedError(f"{name} is not a drafter: its config names no {ARCHITECTURE}.")
-    for key, kind in _OTHER_KEYS.items():
-        if dflash.get(key) or config.get(key):
-            raise UnsupportedError(f"{name} is {kind} ({key} is set), {_UNSUPPORTED}.")
-
-
-_UNSUPPORTED = f"which this version does not support; it runs {ARCHITECTURE} files in the z-lab v1 format"
-
-
-def _check_count(value: Any, key: str, name: str, *, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        found = "no value" if value is None else repr(value)
-        raise CheckpointError(
-            f"The config of {name} has {found} for {key}; a whole number of {least} or more is needed."
-        )
-
-
 def _layers(config: Mapping[str, Any], name: str) -> tuple[tuple[LayerType, ...], int | None]:
     count = config["num_hidden_layers"]
     types = tuple(config.get("layer_types") or ("full_attention",) * count)
@@ -228,17 +208,21 @@ def _layers(config: Mapping[str, Any], name: str) -> tuple[tuple[LayerType, ...]
     if "sliding_attention" not in types or config.get("use_sliding_window") is False:
         return types, None
     window = config.get("sliding_window")
-    _check_count(window, "sliding_window", name, least=2)
+    checked_count(window, "sliding_window", name, least=2)
     return types, window
 
 
-def _target_layer_ids(ids: Any, num_target_layers: int | None, name: str) -> tuple[int, ...]:
+def _target_layer_ids(
+    config: Mapping[str, Any], num_target_layers: int | None, found: Format, name: str
+) -> tuple[int, ...]:
+    ids = either(config, "target_layer_ids")
     if not isinstance(ids, Iterable) or isinstance(ids, str) or not (ids := tuple(ids)):
         raise CheckpointError(
             f"The config of {name} has no target_layer_ids; a list of target layers is needed."
         )
+    least = -1 if found.taps_embedding else 0
     for position, layer in enumerate(ids):
-        if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
+        if isinstance(layer, bool) or not isinstance(layer, int) or layer < least:
             raise CheckpointError(
                 f"The config of {name} has the target layer id {layer!r}; ids count from 0."
             )
@@ -252,7 +236,7 @@ def _target_layer_ids(ids: Any, num_target_layers: int | None, name: str) -> tup
     return ids
 
 
-def _quantization(config: Mapping[str, Any], name: str) -> Quantization | None:
+def _quantization(config: Mapping[str, Any], found: Format, name: str) -> Quantization | None:
     section = config.get("quantization")
     if section is None:
         if section := config.get("quantization_config"):
@@ -262,6 +246,11 @@ def _quantization(config: Mapping[str, Any], name: str) -> Quantization | None:
             )
         return None
     for key in ("bits", "group_size"):
-        _check_count(section.get(key), f"quantization.{key}", name)
-    overrides = {key: value for key, value in section.items() if isinstance(value, (Mapping, bool))}
+        checked_count(section.get(key), f"quantization.{key}", name)
+    overrides = {
+        path: value
+        for stored, value in section.items()
+        if isinstance(value, (Mapping, bool))
+        for path in found.paths(stored)
+    }
     return Quantization(section["bits"], section["group_size"], section.get("mode", "affine"), overrides)

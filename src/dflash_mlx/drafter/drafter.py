@@ -1,7 +1,8 @@
 """The drafter of one generation: target features in, proposals out.
 
 Holds a network, the context it has seen, and the features that still wait to enter it. Embedding and head are
-the target's, through the small protocol below; it knows no target class, no text and no acceptance.
+the target's, through the small protocol below, or the network's own; it knows no target class, no text and no
+acceptance.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,20 +63,22 @@ class Drafter:
                 f"{network.name} is for targets with hidden size {config.hidden_size}, "
                 f"but {target.name} has {target.hidden_size}; the drafter belongs to another target."
             )
-        if config.mask_token_id >= target.vocab_size:
+        rows = config.parts.ends.embedding_rows or target.vocab_size
+        if config.mask_token_id >= rows:
             raise PairError(
                 f"{network.name} uses the mask id {config.mask_token_id}, but {target.name} has only "
-                f"{target.vocab_size} embedding rows; the drafter belongs to another target."
+                f"{rows} embedding rows; the drafter belongs to another target."
             )
         self.network = network
         self.target = target
         self.name = network.name
         self.taps: tuple[int, ...] = config.target_layer_ids
         self.block_size: int = config.block_size
+        self._target_dtype = target.embed(mx.array([0])).dtype  # of what its head takes; nothing is computed
         self._context = network.make_context()
         self._waiting: list[Waiting] = []
         own_cap = config.final_logit_softcapping
-        self._softcap = own_cap if target.logit_softcap is None else None
+        self._softcap = own_cap if network.lm_head is not None or target.logit_softcap is None else None
 
     @property
     def context_length(self) -> int:
@@ -109,25 +112,35 @@ class Drafter:
         Raises:
             UsageError: a block below 2 or above the trained one.
         """
-        logits = self.logits(anchor, block_size).astype(mx.float32)
-        tokens = mx.argmax(logits, axis=-1)
-        best = mx.max(logits, axis=-1)
-        return Proposal(tokens.astype(mx.int32), mx.exp(best - mx.logsumexp(logits, axis=-1)))
+        hidden, logits = self._drafted(anchor, block_size)
+        return self.network.choose(hidden, logits, anchor)
 
     def logits(self, anchor: int, block_size: int) -> mx.array:
-        """Logits [block_size - 1, V] of the slots after the anchor; what waits enters the context."""
-        config = self.network.config
+        """Logits [block_size - 1, V] of the slots that predict, before any walk; what waits enters the context.
+
+        V is the target's vocabulary, or that of the network's own head.
+        """
+        return self._drafted(anchor, block_size)[1]
+
+    def _drafted(self, anchor: int, block_size: int) -> tuple[mx.array, mx.array]:
+        """Normed rows [block_size - 1, D] of the slots that predict, and their logits."""
+        network, config = self.network, self.network.config
         config.effective_block_size(block_size)
-        embedded = self.target.embed(mx.array([anchor] + [config.mask_token_id] * (block_size - 1)))
+        masks = block_size - (2 if config.parts.anchor_predicts else 1)
+        ids = mx.array([anchor] + [config.mask_token_id] * masks)
+        embedded = self.target.embed(ids) if network.embed_tokens is None else network.embed_tokens(ids)
         rows = embedded if config.input_embedding_scale == 1.0 else embedded * config.input_embedding_scale
         with self._undone_when_interrupted():
-            hidden = self.network(rows, self._fuse_waiting(), self._context)
-        logits = self.target.head(hidden.astype(embedded.dtype))
+            hidden = network(rows, self._fuse_waiting(), self._context)
+        if network.lm_head is None:
+            logits = self.target.head(hidden.astype(self._target_dtype))
+        else:
+            logits = network.lm_head(hidden)
         if config.output_multiplier != 1.0:
             logits = logits * config.output_multiplier
         if self._softcap is not None:
             logits = mx.tanh(logits / self._softcap) * self._softcap
-        return logits
+        return hidden, logits
 
     def snapshot(self) -> DrafterSnapshot:
         """What `restore` needs to bring this context back; costs nothing and stays valid."""

@@ -1,15 +1,20 @@
 """The draft network: embedded block rows and fused target features in, final hidden rows out.
 
-A dense Qwen3-style decoder whose layers also attend to keys and values made from the target's features. It
-has no embedding and no head of its own; both are the target's. Attribute names are those of the checkpoints.
+A dense Qwen3-style decoder whose layers also attend to keys and values made from the target's features. What a
+format adds to it (`Parts`) is there or None; embedding and head are the target's unless the file brings its own.
+Attribute names are those of the checkpoints.
 """
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from dflash_mlx.core import Proposal
 from dflash_mlx.drafter.config import DraftConfig
 from dflash_mlx.drafter.context import Context, LayerContext
+from dflash_mlx.drafter.convolution import GroupedConvolution, around
+from dflash_mlx.drafter.parts import Parts
 from dflash_mlx.drafter.rope import Rope
+from dflash_mlx.drafter.walks import CandidateSelector, ConfidenceHead, MarkovHead, most_probable, translated
 from dflash_mlx.kernels import context_rows
 from dflash_mlx.kernels.attention import cached_block_attention
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices
@@ -34,6 +39,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * config.head_dim, hidden, bias=bias)
         self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.g_proj = nn.Linear(hidden, heads, bias=False) if config.parts.head_gate else None
 
     def __call__(
         self, block: mx.array, fused: mx.array | None, context: LayerContext, start: int, choices: Choices
@@ -54,7 +60,11 @@ class Attention(nn.Module):
             window=context.window,
             choices=choices,
         )
-        return self.o_proj(mixed.transpose(0, 2, 1, 3).flatten(2))
+        mixed = mixed.transpose(0, 2, 1, 3)  # [1, B, H, hd]
+        if self.g_proj is not None:
+            gate = nn.softplus(self.g_proj(block).astype(mx.float32))
+            mixed = mixed * gate[..., None].astype(mixed.dtype)
+        return self.o_proj(mixed.flatten(2))
 
     def absorb(self, fused: mx.array, context: LayerContext, start: int, choices: Choices) -> None:
         """Let fused rows [1, S, D], the last of which stands right before start, enter the context."""
@@ -105,13 +115,29 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self._context_norm = config.parts.context_norm
+        convolution, width = config.parts.convolution, config.hidden_size
+        self.attention_conv = GroupedConvolution(convolution, width) if convolution else None
+        self.mlp_conv = GroupedConvolution(convolution, width) if convolution else None
 
     def __call__(
         self, hidden: mx.array, fused: mx.array | None, context: LayerContext, start: int, choices: Choices
     ) -> mx.array:
         """[1, B, D] to [1, B, D]."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), fused, context, start, choices)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        seen = None if fused is None else self._context_rows(fused)
+        hidden = hidden + around(
+            self.attention_conv,
+            self.input_layernorm(hidden),
+            lambda rows: self.self_attn(rows, seen, context, start, choices),
+        )
+        return hidden + around(self.mlp_conv, self.post_attention_layernorm(hidden), self.mlp)
+
+    def absorb(self, fused: mx.array, context: LayerContext, start: int, choices: Choices) -> None:
+        """Let fused rows [1, S, D], the last of which stands right before start, enter the context."""
+        self.self_attn.absorb(self._context_rows(fused), context, start, choices)
+
+    def _context_rows(self, fused: mx.array) -> mx.array:
+        return self.input_layernorm(fused) if self._context_norm else fused
 
 
 class DraftNetwork(nn.Module):
@@ -128,6 +154,20 @@ class DraftNetwork(nn.Module):
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = [Layer(config, layer, rope) for layer in range(config.num_hidden_layers)]
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self._add(config.parts)
+
+    def _add(self, parts: Parts) -> None:
+        """What the format has beyond v1, under the checkpoint's names; None where there is nothing."""
+        config, hidden, ends = self.config, self.config.hidden_size, parts.ends
+        norms = [nn.RMSNorm(hidden, eps=config.rms_norm_eps) for _ in config.target_layer_ids]
+        self.aux_hidden_norms = norms if parts.tap_norms else None
+        self.candidate_selector = CandidateSelector(parts.selector, hidden) if parts.selector else None
+        self.markov_head = MarkovHead(parts.markov) if parts.markov else None
+        self.confidence_head = ConfidenceHead(config.confidence_width) if parts.confidence_head else None
+        self.embed_tokens = nn.Embedding(ends.embedding_rows, hidden) if ends.embedding_rows else None
+        self.lm_head = nn.Linear(hidden, ends.head_rows, bias=False) if ends.head_rows else None
+        # Offsets from the head's ids to the target's.
+        self.d2t = mx.zeros((ends.head_rows or 0,), mx.int32) if ends.offsets else None
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -140,18 +180,24 @@ class DraftNetwork(nn.Module):
 
     def fuse(self, features: mx.array) -> mx.array:
         """Features [S, F*D] of S tokens to the one context row [S, D] that all layers share."""
-        return self.hidden_norm(self.fc(features.astype(self.dtype)))
+        rows = features.astype(self.dtype)
+        if self.aux_hidden_norms is not None:
+            parts = mx.split(rows, len(self.aux_hidden_norms), axis=-1)
+            rows = mx.concatenate(
+                [norm(part) for norm, part in zip(self.aux_hidden_norms, parts, strict=True)], axis=-1
+            )
+        return self.hidden_norm(self.fc(rows))
 
     def __call__(self, block: mx.array, fused: mx.array | None, context: Context) -> mx.array:
         """Draft one block right after the context; fused rows [S, D], if any, enter the context first.
 
         Args:
-            block: embedded anchor and masks [B, D].
+            block: embedded anchor and masks [B, D]; one row fewer where the anchor slot predicts too.
             fused: rows of `fuse` for the tokens between the context and the anchor.
             context: changed, its buffers may be lazy until the result is evaluated.
 
         Returns:
-            Final normed rows of the slots after the anchor [B-1, D].
+            Final normed rows of the slots that predict [B-1, D].
         """
         start = context.length + (0 if fused is None else fused.shape[0])
         hidden = block[None].astype(self.dtype)
@@ -159,14 +205,31 @@ class DraftNetwork(nn.Module):
             seen = None if fused is None else _in_window(fused, rows.window)[None]
             hidden = layer(hidden, seen, rows, start, self.choices)
         context.length = start
-        return self.norm(hidden[0, 1:])
+        return self.norm(hidden[0, 0 if self.config.parts.anchor_predicts else 1 :])
+
+    def choose(self, hidden: mx.array, logits: mx.array, anchor: int) -> Proposal:
+        """From normed rows [n, D] and logits [n, V] to the drafted tokens, as the format takes them; lazy."""
+        if self.candidate_selector is not None:
+            proposal = self.candidate_selector.walk(hidden, logits, anchor)
+        elif self.markov_head is not None:
+            proposal = self.markov_head.walk(logits, anchor, self.d2t)
+        else:
+            tokens, confidences = most_probable(logits)
+            proposal = Proposal(translated(tokens, self.d2t), confidences)
+        if self.confidence_head is None:
+            return proposal
+        if self.markov_head is not None and self.config.parts.confidence_sees_markov:
+            before = mx.concatenate([mx.array([anchor], mx.int32), proposal.tokens[:-1]])
+            seen = self.markov_head.markov_w1(before).astype(hidden.dtype)
+            hidden = mx.concatenate([hidden, seen], axis=-1)
+        return proposal._replace(confidences=self.confidence_head(hidden))
 
     def absorb(self, fused: mx.array, context: Context) -> None:
         """Let fused rows [S, D] enter the context without drafting; buffers are lazy afterwards."""
         context.length += fused.shape[0]
         for layer, rows in zip(self.layers, context.layers, strict=True):
             fitting = _in_window(fused, rows.window)[None]
-            layer.self_attn.absorb(fitting, rows, context.length, self.choices)
+            layer.absorb(fitting, rows, context.length, self.choices)
 
 
 def _in_window(fused: mx.array, window: int | None) -> mx.array:

@@ -1,0 +1,18 @@
+"""Muse assistants: the v1 network under other names, bidirectional although its layers slide."""
+
+from dflash_mlx.drafter.formats.base import Config, Format
+
+_RENAMED = {"encoder.fc": "fc", "encoder.output_norm_enc": "hidden_norm"}
+
+
+def _flatten(config: Config, name: str) -> Config:
+    return {"is_causal": False, **config}
+
+
+FORMAT = Format(
+    title="Muse assistant",
+    architectures=("MuseGlimmerAssistantModel",),
+    model_types=("muse_glimmer_assistant",),
+    flatten=_flatten,
+    paths=lambda path: (_RENAMED.get(path, path),),
+)
