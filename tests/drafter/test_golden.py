@@ -35,6 +35,13 @@ def test_features_are_the_outputs_of_the_tapped_layers_in_the_config_s_order(nam
     assert far(ours, golden["features"]) < 1e-4
 
 
+def test_a_tap_of_minus_one_is_what_enters_the_first_layer(target):
+    ids = mx.load(str(GOLDEN / "full.safetensors"))["ids"]
+    both = target.verify(ids, target.make_cache(), (-1, 2, 0)).features
+    expected = [target.embed(ids), target.verify(ids, target.make_cache(), (2, 0)).features]
+    assert mx.array_equal(both, mx.concatenate(expected, axis=-1))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_of_every_round_are_the_published_ones(name, target):
     golden = mx.load(str(GOLDEN / f"{name}.safetensors"))

@@ -95,14 +95,16 @@ class MLXTarget:
         """One forward over ids [S] after what the cache holds; everything returned is lazy.
 
         If it raises, the cache is as before.
-        Feature i of `taps_` is the output of layer i (0-based), before the next layer's norm.
+        Feature i of `taps_` is the output of layer i (0-based), before the next layer's norm; -1 is what enters
+        layer 0.
         """
         rows = ids.shape[0]
+        embedded = self.embed(ids) if -1 in taps_ else None
         tape = caches.before(cache, rows)
         try:
             with (
                 self._lock,
-                taps.recording(self._layers, taps_) as outputs,
+                taps.recording(self._layers, [i for i in taps_ if i >= 0]) as outputs,
                 self._recorder.recording(rows) as intakes,
             ):
                 logits = self.model(ids[None], cache=cache)
@@ -115,9 +117,8 @@ class MLXTarget:
             # Some layers have taken the rows and some have not.
             caches.commit(cache, tape, 0)
             raise
-        features = (
-            mx.concatenate([outputs[i][0] for i in taps_], axis=-1) if taps_ else mx.zeros((ids.shape[0], 0))
-        )
+        tapped = [outputs[i][0] if embedded is None or i >= 0 else embedded for i in taps_]
+        features = mx.concatenate(tapped, axis=-1) if tapped else mx.zeros((rows, 0))
         return Pass(logits[0], features, tape)
 
     def commit(self, cache: Cache, tape: Tape, keep: int) -> None:
