@@ -1,5 +1,6 @@
 """Tiny random targets whose next token depends on everything before it."""
 
+import copy
 from typing import Any
 
 import mlx.core as mx
@@ -82,18 +83,25 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def tiny_target(
     kind: str = "qwen3", *, seed: int = 0, dtype: mx.Dtype = mx.float32, **changes: Any
 ) -> MLXTarget:
-    """A sharpened random model of mlx-lm's own classes: large weights, so that a wrong state changes the text."""
-    config = {**(CONFIGS | LAYOUTS)[kind], **changes}
+    """One of `CONFIGS` or `LAYOUTS` with changes."""
+    return sharpened({**(CONFIGS | LAYOUTS)[kind], **changes}, f"tiny-{kind}", seed=seed, dtype=dtype)
+
+
+def sharpened(config: dict[str, Any], name: str, *, seed: int = 0, dtype: mx.Dtype = mx.float32) -> MLXTarget:
+    """A random model of mlx-lm's own classes: large weights, so that a wrong state changes the text."""
     mx.random.seed(seed)
-    model = build(config)
+    model = build(copy.deepcopy(config))  # mlx-lm writes into what it is given
     model.update(tree_map_with_path(_sharpen, model.parameters()))
-    if "final_logit_softcapping" in config:
-        model.model.embed_tokens.weight *= 0.06  # keeps the logits where the cap still tells them apart
+    if "final_logit_softcapping" in (config.get("text_config") or config):
+        inner = getattr(model, "language_model", model)
+        inner.model.embed_tokens.weight *= 0.06  # keeps the logits where the cap still tells them apart
     set_dtype(model, dtype)
-    return MLXTarget(model, config, f"tiny-{kind}")
+    return MLXTarget(model, config, name)
 
 
 def _sharpen(path: str, array: mx.array) -> mx.array:
+    if path.endswith("A_log"):
+        return mx.log(mx.random.uniform(0.02, 0.5, array.shape))  # a state that lasts for many tokens
     if array.ndim < 2:
         return array
     scale = 1.0 if "embed" in path else 2.0 / array.shape[-1] ** 0.5

@@ -1,5 +1,6 @@
 """An mlx-lm folder, or a config, to a model with its weights evaluated in the type asked for."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,11 @@ def build(config: dict[str, Any]) -> nn.Module:
 
 
 def set_dtype(model: nn.Module, dtype: mx.Dtype | None) -> None:
-    """Evaluate the weights one by one, floating ones as `dtype`, so that no two copies of the whole exist."""
+    """Evaluate the weights one by one, floating ones as `dtype`, so that no two copies of the whole exist.
+
+    Those that the model itself keeps from being cast, such as the decay of a recurrence, stay as they are.
+    """
+    may_cast: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _: True)
     names: list[str] = [entry[0] for entry in tree_flatten(model.parameters())]
     for name in names:
         *path, leaf = name.split(".")
@@ -64,7 +69,7 @@ def set_dtype(model: nn.Module, dtype: mx.Dtype | None) -> None:
         for step in path:
             owner = owner[int(step)] if isinstance(owner, list) else owner[step]
         array = owner[leaf]
-        if dtype is not None and mx.issubdtype(array.dtype, mx.floating):
+        if dtype is not None and mx.issubdtype(array.dtype, mx.floating) and may_cast(name):
             array = owner[leaf] = array.astype(dtype)
         mx.eval(array)
 

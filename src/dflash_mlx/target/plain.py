@@ -53,7 +53,7 @@ def plain_tokens(
                 tokens.close()
                 reading.go_back(len(ids))
                 decided = draw_whole(step.logits[len(ids)], len(ids), mx.array(ids, mx.int32))
-                token = decided.item()  # type: ignore[assignment]  # an id
+                token = int(decided.item())  # type: ignore[arg-type]  # an id is no complex number
                 if token < 0:
                     raise NumericalError(
                         f"The logits of {target.name} are no numbers; try dtype 'bfloat16' or 'float32'."

@@ -1,0 +1,94 @@
+"""For every family: the state after undoing is that of stepping through what was kept."""
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import ArraysCache
+
+from dflash_mlx.target import MLXTarget
+from dflash_mlx.target import caches as target_caches
+from tests.families.support import PROMPT, distance, family_of, read, stepped, visible
+from tests.kit.families import FAMILIES
+from tests.kit.models import VOCAB
+
+ALL = list(FAMILIES)
+IDS = [(37 * j * j + 11 * j + 5) % VOCAB for j in range(64)]
+
+
+def undone(target: MLXTarget, history: list[int], keeps: list[int], rows: int) -> list[int]:
+    """Run a pass of `rows` rows for each entry, right for `keep` rows and wrong after; gives what is kept."""
+    held, kept = read(target, history), list(history)
+    for keep in keeps:
+        right = IDS[len(kept) - len(history) :][:keep]
+        tape = target.verify(mx.array([*right, *[1] * (rows - keep)]), held, ()).tape
+        for wrong in (rows, 0, keep):
+            target.commit(held, tape, wrong)
+        kept += right
+        assert distance(held, stepped(target, kept)) < 1e-5, f"after {keep} of {rows} rows at {len(kept)}"
+    return kept
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_after_undoing_the_state_is_that_of_stepping(name: str) -> None:
+    """From the start, with a part, nothing and all of a pass kept, and changed again before the next pass."""
+    undone(family_of(name), PROMPT[:4], [3, 0, 6], rows=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 2, 8, 20])
+@pytest.mark.parametrize("name", ALL)
+def test_after_any_undoing_the_state_is_that_of_stepping(name: str, rows: int) -> None:
+    """From an empty cache, before and past the windows, with passes longer than a window."""
+    keeps = [0, 1, rows, rows // 2, 0, rows - 1, rows]
+    for before in (0, 1, 12, 21):
+        if before:
+            undone(family_of(name), PROMPT[:before], keeps, rows)
+        else:
+            target = family_of(name)
+            held = target.make_cache()
+            tape = target.verify(mx.array(IDS[:rows]), held, ()).tape
+            target.commit(held, tape, 0)
+            tape = target.verify(mx.array(IDS[:rows]), held, ()).tape
+            target.commit(held, tape, max(1, rows // 2))
+            assert distance(held, stepped(target, IDS[: max(1, rows // 2)])) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_5", "falcon_h1", "kimi_linear", "gemma4-shared"])
+def test_a_snapshot_brings_the_state_back(name: str) -> None:
+    """Whatever came after it, in the same cache and in another one."""
+    target = family_of(name)
+    held = read(target, PROMPT)
+    saved, shown = target.snapshot(held), [mx.array(array) for array in visible(held)]
+    for other in ([9], [8] * 6, [7, 7], [6] * 30):
+        mx.eval(target.verify(mx.array(other), held, ()).logits)
+        target.restore(held, saved)
+        assert all(mx.array_equal(a, b) for a, b in zip(visible(held), shown, strict=True))
+    fresh = target.make_cache()
+    target.restore(fresh, saved)
+    expected = target.verify(mx.array([42]), read(target, PROMPT), ()).logits
+    assert mx.allclose(target.verify(mx.array([42]), fresh, ()).logits, expected, atol=1e-4)
+
+
+def state_types(held: object) -> list[mx.Dtype]:
+    return [layer.cache[-1].dtype for layer in target_caches.parts(held) if isinstance(layer, ArraysCache)]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "olmo_hybrid", "nemotron_h", "falcon_h1"])
+def test_a_recurrent_state_keeps_its_type_in_a_half_precision_model(name: str) -> None:
+    """field-cases 29: fp32 by the delta rule, whatever mlx-lm gives a scan; through prefill, undoing and replay."""
+    target = family_of(name, dtype=mx.bfloat16)
+    assert target.dtype == mx.bfloat16
+    held = read(target, PROMPT)
+    stock = state_types(stepped(target, PROMPT[:2]))
+    assert state_types(held) == stock
+    assert name in ("nemotron_h", "falcon_h1") or set(stock) == {mx.float32}
+    tape = target.verify(mx.array(IDS[:6]), held, ()).tape
+    for keep in (6, 0, 4, 1):
+        target.commit(held, tape, keep)
+        assert state_types(held) == stock
+
+
+def test_the_decay_of_a_recurrence_is_not_cast() -> None:
+    """As in mlx-lm's own conversion: rounded to 8 bits it would be another model."""
+    target = family_of("qwen3_5", dtype=mx.bfloat16)
+    mixer = target.model.layers[0].linear_attn
+    assert mixer.A_log.dtype == mx.float32 and mixer.dt_bias.dtype == mx.bfloat16
