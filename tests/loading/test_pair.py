@@ -56,6 +56,25 @@ def test_every_number_that_differs_is_named_at_once():
         )
 
 
+def test_speculators_do_not_read_the_normed_output_of_the_target():
+    inner = {
+        key: DRAFT[key] for key in DRAFT if key not in ("architectures", "dflash_config", "num_target_layers")
+    }
+    nested = {"speculators_model_type": "dflash", "mask_token_id": 1, "transformer_layer_config": inner}
+
+    def read(ids):
+        config = DraftConfig.from_dict(nested | {"aux_hidden_state_layer_ids": ids}, name="owner/draft")
+        check_pair(SHAPE, config, draft_name="owner/draft", tokens=300)
+
+    read([1, 3])
+    with pytest.raises(
+        PairError, match="reads layer id 4 as speculators count, which is the target's normed output"
+    ):
+        read([1, 4])
+    with pytest.raises(PairError, match="reads target layer 4"):
+        read([1, 5])
+
+
 @pytest.mark.parametrize("rows", [300, 304, 512])
 def test_a_vocabulary_padded_otherwise_is_the_same(rows):
     check(vocab_size=rows)

@@ -69,6 +69,11 @@ class Drafter:
                 f"{network.name} uses the mask id {config.mask_token_id}, but {target.name} has only "
                 f"{rows} embedding rows; the drafter belongs to another target."
             )
+        if network.d2t is not None and (last := _last_id(network.d2t)) >= target.vocab_size:
+            raise PairError(
+                f"{network.name} drafts token {last}, but {target.name} has only {target.vocab_size} tokens; "
+                "the drafter belongs to another target."
+            )
         self.network = network
         self.target = target
         self.name = network.name
@@ -126,9 +131,12 @@ class Drafter:
         """Normed rows [block_size - 1, D] of the slots that predict, and their logits."""
         network, config = self.network, self.network.config
         config.effective_block_size(block_size)
-        masks = block_size - (2 if config.parts.anchor_predicts else 1)
-        ids = mx.array([anchor] + [config.mask_token_id] * masks)
-        embedded = self.target.embed(ids) if network.embed_tokens is None else network.embed_tokens(ids)
+        masks = [config.mask_token_id] * (block_size - (2 if config.parts.anchor_predicts else 1))
+        if network.embed_tokens is None:
+            embedded = self.target.embed(mx.array([anchor, *masks]))
+        else:
+            rows_of_own = network.embed_tokens.weight.shape[0]  # a target may be padded beyond them
+            embedded = network.embed_tokens(mx.array([min(anchor, rows_of_own - 1), *masks]))
         rows = embedded if config.input_embedding_scale == 1.0 else embedded * config.input_embedding_scale
         with self._undone_when_interrupted():
             hidden = network(rows, self._fuse_waiting(), self._context)
@@ -136,6 +144,8 @@ class Drafter:
             logits = self.target.head(hidden.astype(self._target_dtype))
         else:
             logits = network.lm_head(hidden)
+            if network.d2t is None:
+                logits = logits[:, : self.target.vocab_size]  # it may be padded beyond the target's
         if config.output_multiplier != 1.0:
             logits = logits * config.output_multiplier
         if self._softcap is not None:
@@ -181,6 +191,11 @@ class Drafter:
         if not waiting:
             return None
         return self.network.fuse(_joined([item.features[: item.keep] for item in waiting]))
+
+
+def _last_id(offsets: mx.array) -> int:
+    last: int = mx.max(offsets + mx.arange(offsets.shape[0])).item()  # type: ignore[assignment]
+    return last
 
 
 def _joined(parts: Sequence[mx.array]) -> mx.array:

@@ -219,8 +219,7 @@ class DraftNetwork(nn.Module):
         if self.confidence_head is None:
             return proposal
         if self.markov_head is not None and self.config.parts.confidence_sees_markov:
-            before = mx.concatenate([mx.array([anchor], mx.int32), proposal.tokens[:-1]])
-            seen = self.markov_head.markov_w1(before).astype(hidden.dtype)
+            seen = self.markov_head.before(proposal.tokens, anchor).astype(hidden.dtype)
             hidden = mx.concatenate([hidden, seen], axis=-1)
         return proposal._replace(confidences=self.confidence_head(hidden))
 

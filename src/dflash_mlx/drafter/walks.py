@@ -66,7 +66,7 @@ class MarkovHead(nn.Module):
 
     def walk(self, logits: mx.array, anchor: int, offsets: mx.array | None) -> Proposal:
         """Logits [n, V] of the drafted slots to the greedy path; offsets [V] lead from head ids to token ids."""
-        token = mx.array(anchor)
+        token = mx.array(self._known(anchor))
         tokens, confidences = [], []
         for row in logits.astype(mx.float32):
             bias = self.markov_w2(self.markov_w1(token)).astype(mx.float32)
@@ -76,6 +76,13 @@ class MarkovHead(nn.Module):
             tokens.append(token)
             confidences.append(taken.confidences[0])
         return Proposal(mx.stack(tokens), mx.stack(confidences))
+
+    def before(self, tokens: mx.array, anchor: int) -> mx.array:
+        """Embeddings [n, R] of the tokens before each of the drafted tokens [n]."""
+        return self.markov_w1(mx.concatenate([mx.array([self._known(anchor)], mx.int32), tokens[:-1]]))
+
+    def _known(self, anchor: int) -> int:
+        return min(anchor, self.markov_w1.weight.shape[0] - 1)  # a target may be padded beyond it
 
 
 class ConfidenceHead(nn.Module):

@@ -97,6 +97,11 @@ def check_pair(target: TargetShape, draft: DraftConfig, *, draft_name: str, toke
         wrong.append(
             f"reads target layer {last}, the target has {target.num_layers} (0 to {target.num_layers - 1})"
         )
+    elif draft.parts.last_tap_is_normed and last == target.num_layers - 1:
+        wrong.append(
+            f"reads layer id {target.num_layers} as speculators count, which is the target's normed output "
+            "and not a layer's"
+        )
     if draft.vocab_size is not None and draft.vocab_size != target.vocab_size:
         shared = min(draft.vocab_size, target.vocab_size)
         if tokens is None or tokens > shared:
