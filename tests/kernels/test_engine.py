@@ -118,6 +118,8 @@ def network(**changes) -> DraftNetwork:
         "hidden_size": 64,
         "intermediate_size": 96,
         "head_dim": 64,
+        "num_attention_heads": 2,  # not the target's: its classes are the drafter's own
+        "num_key_value_heads": 1,
         "vocab_size": VOCAB,
         "block_size": BLOCK,
         "num_target_layers": None,
