@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from dflash_mlx.drafter import DraftConfig, Drafter, DraftNetwork, load_draft, save_draft
 from dflash_mlx.drafter.parts import Ends
-from dflash_mlx.errors import CheckpointError, UnsupportedError
+from dflash_mlx.errors import CheckpointError, PairError, UnsupportedError
 from tests.drafter.toys import (
     HIDDEN,
     MASK,
@@ -129,8 +129,12 @@ def stored(network: DraftNetwork, folder: Path, **more: mx.array | None) -> Path
     weights = {key: value for key, value in (weights | more).items() if value is not None}
     folder.mkdir(exist_ok=True)
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    (folder / "config.json").write_text(json.dumps(dict(network.config.source)))
+    json_to(folder / "config.json", dict(network.config.source))
     return folder
+
+
+def json_to(path: Path, config: dict[str, Any]) -> None:
+    path.write_text(json.dumps(config))
 
 
 def drafted(network: DraftNetwork, *, count: int = 9, block: int | None = None):
@@ -294,3 +298,24 @@ def test_an_embedding_is_refused_where_the_format_has_none(kind, tmp_path):
     folder = stored(network_of(kind), tmp_path / "toy", **{"embed_tokens.weight": mx.zeros((VOCAB, HIDDEN))})
     with pytest.raises(UnsupportedError, match=r"toy carries its own embed_tokens\.weight"):
         load_draft(folder, name="toy")
+
+
+def test_ids_stay_inside_both_vocabularies():
+    network = random_network(dspark(vocab_size=VOCAB + 8), ends=Ends(VOCAB + 8, VOCAB + 8))
+    network.lm_head.weight[VOCAB:] = (
+        10 * network.lm_head.weight[:8]
+    )  # what the target has no rows for would win
+    logits, proposal = drafted(network)
+    assert logits.shape[-1] == VOCAB
+    assert max(proposal.tokens.tolist()) < VOCAB
+    narrow = random_network(dspark(vocab_size=WORDS, mask_token_id=1), ends=Ends(WORDS, WORDS))
+    drafter = Drafter(narrow, ToyEnds())
+    last = drafter.propose(WORDS - 1, 6).tokens.tolist()
+    assert drafter.propose(VOCAB - 1, 6).tokens.tolist() == last  # an anchor beyond the embedding
+
+
+def test_a_head_whose_offsets_leave_the_target_s_vocabulary_is_refused():
+    network = network_of("speculators with fewer words")
+    network.d2t = mx.array([0] * (WORDS - 1) + [VOCAB - WORDS + 1])
+    with pytest.raises(PairError, match=f"drafts token {VOCAB}, but toy target has only {VOCAB} tokens"):
+        Drafter(network, ToyEnds())

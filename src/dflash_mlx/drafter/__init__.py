@@ -1,9 +1,21 @@
 """The drafter: config, network, injected-context cache and checkpoint formats."""
 
-from dflash_mlx.drafter.checkpoint import check_bits, load_draft, read_config
+from dflash_mlx.drafter.checkpoint import check_bits, expand, load_draft, read_config
 from dflash_mlx.drafter.config import DraftConfig
 from dflash_mlx.drafter.drafter import Drafter
 from dflash_mlx.drafter.network import DraftNetwork
+from dflash_mlx.drafter.probe import Probe, probe
 from dflash_mlx.drafter.save import save_draft
 
-__all__ = ["DraftConfig", "DraftNetwork", "Drafter", "check_bits", "load_draft", "read_config", "save_draft"]
+__all__ = [
+    "DraftConfig",
+    "DraftNetwork",
+    "Drafter",
+    "Probe",
+    "check_bits",
+    "expand",
+    "load_draft",
+    "probe",
+    "read_config",
+    "save_draft",
+]

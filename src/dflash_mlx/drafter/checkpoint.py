@@ -65,7 +65,7 @@ def load_draft(
             f"{name} has {found:,} parameters, but its config makes {config.num_parameters():,}."
         )
     if stored and bits is None and dtype is None and on_cpu:
-        _expand(network)
+        expand(network)
         stored = None
     _cast(network, computed)
     if bits and not stored:
@@ -183,8 +183,8 @@ def _cast(network: DraftNetwork, dtype: mx.Dtype) -> None:
     network.update(tree_map(cast, network.parameters()))
 
 
-def _expand(network: DraftNetwork) -> None:
-    """Replace packed layers by plain ones of the same values."""
+def expand(network: DraftNetwork) -> None:
+    """Replace packed layers by plain ones of the same values, in place; they are lazy."""
     expanded: list[tuple[str, nn.Module]] = []
     for path, module in network.named_modules():
         if not isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
@@ -207,6 +207,7 @@ def _expand(network: DraftNetwork) -> None:
         plain.weight = weight
         expanded.append((path, plain))
     network.update_modules(tree_unflatten(expanded))
+    network.bits = None
 
 
 def _quantize(network: DraftNetwork, bits: int, name: str) -> None:

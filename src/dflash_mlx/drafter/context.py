@@ -6,6 +6,7 @@ Knows neither the network nor positions: rows come rotated and in time order.
 """
 
 import weakref
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -109,6 +110,12 @@ class LayerContext:
         self.rows = self.rows.copy(self._filled - self.visible, self._filled)
         self._filled = self.rows.filled
 
+    def seen(self) -> tuple[mx.array, mx.array]:
+        """Keys and values of the visible rows."""
+        assert self.rows.keys is not None and self.rows.values is not None
+        part = slice(self._filled - self.visible, self._filled)
+        return self.rows.keys[:, :, part], self.rows.values[:, :, part]
+
     def can_drop(self, count: int, left: int) -> bool:
         """Whether the rows that `left` tokens need are here without the last `count` rows."""
         needed = left if self.window is None else min(left, self.window - 1)
@@ -155,6 +162,24 @@ class Context:
             layer.drop(count)
         self.length = length
         return True
+
+    def visible(self) -> dict[str, mx.array]:
+        """The rows that a next token sees, named, for a file."""
+        named = {}
+        for i, layer in enumerate(self.layers):
+            if layer.rows.keys is not None and layer.rows.values is not None:
+                named[f"{i}.keys"], named[f"{i}.values"] = layer.seen()
+        return named
+
+    def fill(self, named: Mapping[str, mx.array], length: int) -> None:
+        """Put what `visible` gave into an empty context, as that of `length` tokens.
+
+        Raises:
+            KeyError: it has other layers.
+        """
+        for i, layer in enumerate(self.layers):
+            layer.extend(named[f"{i}.keys"], named[f"{i}.values"], keep=named[f"{i}.keys"].shape[2])
+        self.length = length
 
     def part(self) -> None:
         """Let every layer copy its visible rows into buffers of its own."""

@@ -5,7 +5,7 @@ the target's, through the small protocol below, or the network's own; it knows n
 acceptance.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -165,6 +165,20 @@ class Drafter:
         """Let the context hold only its first `length` tokens; False, and no change, where a window dropped them."""
         self.settle()
         return self._context.rewind(length)
+
+    def visible(self) -> dict[str, mx.array]:
+        """The context's rows, named, for a file."""
+        self.settle()
+        return self._context.visible()
+
+    def fill(self, named: Mapping[str, mx.array], length: int) -> None:
+        """Put what `visible` gave into an empty context, as that of `length` tokens.
+
+        Raises:
+            KeyError: it is that of another network.
+        """
+        self._context.fill(named, length)
+        mx.eval(self._context.arrays())
 
     def part(self) -> None:
         """Take the context into buffers of its own, so that another drafter may go on with the shared ones."""
