@@ -88,6 +88,12 @@ class Conversations:
             start = _brought_back(state, shared, target, drafter, moves)
         return start or Start(target.make_cache(), 0, ())
 
+    def find(self, prompt: Sequence[int]) -> State | None:
+        """The state with which a prompt shares most, left where it is; None where none is of any use."""
+        with self._lock:
+            state = max(self._states, key=lambda s: _reach(s, prompt), default=None)
+        return state if state and _reach(state, prompt) else None
+
     def keep(self, state: State) -> None:
         """Put a state in as the most recently used; the oldest leave until all fit, in the end this one too."""
         with self._lock:

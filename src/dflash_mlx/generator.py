@@ -6,23 +6,25 @@ Streaming is the one implementation: `generate` joins it, `compare` runs it besi
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import mlx.core as mx
 
-from dflash_mlx import loading, runtime, tuning
+from dflash_mlx import loading, runtime, saved, tuning
+from dflash_mlx.chat import Chat
 from dflash_mlx.conversation import Conversations, Mark, common_prefix, mark, state_of
 from dflash_mlx.core import Chunk, Comparison, Difference, Result, Stats
 from dflash_mlx.decoding import Decoder, Meter
 from dflash_mlx.drafter import Drafter
 from dflash_mlx.errors import UsageError
-from dflash_mlx.loading import LoadedTarget, encode_raw, load_pair, render
+from dflash_mlx.loading import LoadedTarget, answer_ids, encode_raw, load_pair, render_history
 from dflash_mlx.policy import WholeBlock
 from dflash_mlx.request import Options, Prompt, Request, as_messages, fresh_seed
 from dflash_mlx.sampling import Sampler
-from dflash_mlx.target import plain_tokens
+from dflash_mlx.target import kept, plain_tokens
 from dflash_mlx.text import Piece, Transcript
 
 Mode = Literal["auto", "on", "off"]
@@ -128,6 +130,58 @@ class DFlashGenerator:
         drafted = _collect(self._run(request, Conversations(0)))
         return Comparison(plain, drafted, self._first_difference(request, plain.token_ids, drafted.token_ids))
 
+    def chat(self, system: str | None = None, **options: Any) -> Chat:
+        """Begin a conversation; `options` are those of `stream`, for every turn.
+
+        Raises:
+            UsageError: a value that cannot be honoured.
+        """
+        Options.checked(options)
+        return Chat(self, system, **options)
+
+    def answer_ids(self, emitted: Sequence[int], text: str) -> tuple[int, ...]:
+        """The emitted ids that make up the text of an answer, for the `token_ids` of its message."""
+        target = self._pair.target
+        return answer_ids(target.tokenizer, emitted, text, target.eos_ids)
+
+    def save_chat(self, path: str | Path, messages: Sequence[Mapping[str, Any]]) -> Path:
+        """Write messages, and what is kept of them, to a safetensors file; gives its name.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        cache: dict[str, mx.array] = {}
+        context: dict[str, mx.array] = {}
+        state = self._kept.find(self._next_prompt(messages)) if messages else None
+        if state is not None and kept.goes_back(state.cache):
+            cache = kept.arrays(state.cache)
+            if drafter := self._drafter():
+                drafter.restore(state.context)
+                context = drafter.visible()
+        ids = state.ids if state and cache else ()
+        return saved.write(path, saved.Saved(saved.spoken(messages), self._holder(), ids, cache, context))
+
+    def load_chat(self, path: str | Path) -> list[dict[str, Any]]:
+        """Read the messages of a file; what it holds of them is kept here where this very pair wrote it.
+
+        Raises:
+            UsageError: no such file, or one of another target.
+        """
+        found = saved.read(path, target=self.target_name)
+        if found.ids and found.holder == self._holder():
+            model, drafter = self._pair.target.model, self._drafter()
+            cache = model.make_cache()
+            try:
+                kept.fill(cache, found.cache, len(found.ids))
+                if drafter:
+                    drafter.fill(found.context, len(found.ids))
+                state = state_of(model, cache, drafter, found.ids, ())
+            except (ValueError, KeyError) as error:
+                raise UsageError(f"{path} does not fit {self.target_name}: {error}.") from None
+            if state is not None:
+                self._kept.keep(state)
+        return found.messages
+
     def close(self) -> None:
         """Release the memory of the models; the generator is of no use afterwards."""
         self._resources.close()
@@ -143,6 +197,20 @@ class DFlashGenerator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _drafter(self) -> Drafter | None:
+        """A drafter without context."""
+        return Drafter(self._pair.draft, self._pair.target.model) if self._pair.draft else None
+
+    def _holder(self) -> saved.Holder:
+        versions = ", ".join(f"{name} {version(name)}" for name in ("dflash-mlx", "mlx", "mlx-lm"))
+        return saved.Holder(self.target_name, self.draft_name, str(self._pair.target.model.dtype), versions)
+
+    def _next_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """These messages and one more question as ids."""
+        return render_history(
+            self._pair.target.tokenizer, [*messages, _NEXT_TURN[1]], think=self._pair.thinking
+        )
 
     def _request(self, prompt: Prompt, options: Options) -> Request:
         """Render the prompt and hold everything against the models' limits."""
@@ -190,9 +258,9 @@ class DFlashGenerator:
         """
         think = options.think if options.think is not None else self._pair.thinking
         tokenizer = self._pair.target.tokenizer
-        ids = render(tokenizer, messages, think=think)
+        ids = render_history(tokenizer, messages, think=think)
         try:
-            later = render(tokenizer, [*messages, *_NEXT_TURN], think=think)
+            later = render_history(tokenizer, [*messages, *_NEXT_TURN], think=think)
         except UsageError:  # a template that takes no further turn
             later = ids
         return ids, min(common_prefix(ids, later), len(ids) - 1)
@@ -246,7 +314,7 @@ class DFlashGenerator:
     def _run(self, request: Request, conversations: Conversations) -> Iterator[Chunk]:
         """One generation; time spent by whoever reads the chunks is not counted."""
         pair, stats, transcript = self._pair, self._stats(request), self._transcript(request)
-        drafter = Drafter(pair.draft, pair.target.model) if pair.draft else None
+        drafter = self._drafter()
         runtime.reset_peak_memory()
         since = time.perf_counter()
         start = conversations.resume(request.prompt, pair.target.model, drafter)

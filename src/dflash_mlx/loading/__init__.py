@@ -1,5 +1,6 @@
 """Names -> files -> a loaded pair: registry, hub, pair checks, safetensors, GGUF, tokenizers."""
 
+from dflash_mlx.loading.history import answer_ids, render_history
 from dflash_mlx.loading.load import LoadedPair, LoadedTarget, find_target, load_pair
 from dflash_mlx.loading.names import default_pair
 from dflash_mlx.loading.registry import PAIRS, KnownPair
@@ -10,10 +11,12 @@ __all__ = [
     "KnownPair",
     "LoadedPair",
     "LoadedTarget",
+    "answer_ids",
     "default_pair",
     "encode_raw",
     "find_target",
     "has_template",
     "load_pair",
     "render",
+    "render_history",
 ]
