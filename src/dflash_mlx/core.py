@@ -96,6 +96,9 @@ class Stats:
     verified: int = 0
     accepted: int = 0
     accept_lengths: list[int] = field(default_factory=list)  # accepted tokens, round by round
+    verify_lengths: list[int] = field(default_factory=list)  # verified proposals, round by round
+    plain_rounds: int = 0  # rounds in which nothing was drafted
+    plain_tokens_per_second_estimate: float | None = None  # by the measured costs; None: not measured
     finish_reason: FinishReason | None = None
     seconds: Seconds = field(default_factory=Seconds)
     peak_memory_gb: float = 0.0
@@ -219,7 +222,7 @@ class Target(Protocol):
 class Drafter(Protocol):
     """The draft network with the context injected so far."""
 
-    taps: tuple[int, ...]
+    taps: tuple[int, ...]  # target layers whose outputs are its features; -1: what enters layer 0
     block_size: int  # trained block, anchor included
 
     @property

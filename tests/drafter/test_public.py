@@ -188,6 +188,49 @@ def test_a_public_v1_drafter_loads_with_the_published_number_of_parameters(name,
     assert sum(array.size for _, array in tree_flatten(network.parameters())) == PUBLIC[name][-1]
 
 
+FULL = "full_attention"
+# Earlier files of names above: config, and the published size in GiB.
+EARLIER: dict[str, tuple[dict[str, Any], float]] = {
+    "Qwen3.5-4B-DFlash": (
+        qwen3(5, 2560, 9728, 32, 8, 248320, layer_types=[FULL] * 5, rope_theta=1e7, num_target_layers=32)
+        | {
+            "block_size": 16,
+            "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 8, 15, 22, 29]},
+        },
+        1.00,
+    ),
+    "Qwen3.5-27B-DFlash": (
+        qwen3(5, 5120, 17408, 32, 8, 248320, layer_types=[FULL] * 5, rope_theta=1e7, num_target_layers=64)
+        | {
+            "block_size": 16,
+            "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 16, 31, 46, 61]},
+        },
+        3.22,
+    ),
+    "Qwen3.6-35B-A3B-DFlash": (
+        qwen3(8, 2048, 6144, 32, 4, 248320, layer_types=[FULL] * 8, rope_theta=1e7, num_target_layers=40)
+        | {"rope_scaling": {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096}}
+        | {
+            "block_size": 16,
+            "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 10, 19, 28, 37]},
+        },
+        0.88,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_an_earlier_file_of_the_same_name_loads_as_what_it_is(name, load):
+    config, gigabytes = EARLIER[name]
+    earlier = load(config | {"architectures": ["DFlashDraftModel"]}).config
+    current = DraftConfig.from_dict(new_layout(PUBLIC[name]), name=name)
+    assert round(2 * earlier.num_parameters() / 2**30, 2) == gigabytes
+    assert (earlier.mask_token_id, current.mask_token_id) == (248070, 248077)
+    assert [earlier.causal(0), current.causal(0)] == [False, True]
+    assert len(earlier.target_layer_ids) == 5 and len(current.target_layer_ids) == 8
+    assert earlier.rope.kind == ("yarn" if name == "Qwen3.6-35B-A3B-DFlash" else "default")
+
+
 def test_what_the_public_second_generation_reads_and_drafts():
     read = {name: DraftConfig.from_dict(config, name=name) for name, (config, _, _) in SECOND.items()}
     assert {name: config.block_size for name, config in read.items()} == {

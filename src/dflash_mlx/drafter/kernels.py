@@ -15,17 +15,18 @@ from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
 def contests(network: DraftNetwork, *, block_size: int, key_bands: list[int]) -> Iterator[Contest]:
     """What drafting blocks of `block_size` could use, one contest for each class."""
     config, dtype = network.config, network.dtype
+    rows = block_size - config.parts.anchor_predicts  # of the block that is drafted
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     # A round commits 1 to block_size rows, which enter the context together with the next block.
-    joined = range(block_size + 1, 2 * block_size + 1)
+    joined = range(rows + 1, rows + block_size + 1)
     if attention_plan.covers(heads, kv_heads, head_dim, dtype):
-        for keys in _visible_bands(network, block_size, key_bands):
+        for keys in _visible_bands(network, rows, key_bands):
             yield attention.contest(
-                block_size, heads=heads, kv_heads=kv_heads, head_dim=head_dim, keys=keys, dtype=dtype
+                rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, keys=keys, dtype=dtype
             )
     if context_rows.covers(head_dim, dtype):
-        for rows in sorted({1 << (count - 1).bit_length() for count in joined}):
-            yield context_rows.contest(rows, heads=kv_heads, head_dim=head_dim, dtype=dtype)
+        for count in sorted({1 << (count - 1).bit_length() for count in joined}):
+            yield context_rows.contest(count, heads=kv_heads, head_dim=head_dim, dtype=dtype)
     yield from layers.contests(network, range(2, joined.stop), dtype)
 
 
@@ -55,22 +56,23 @@ def restore(network: DraftNetwork) -> None:
     layers.restore(network)
 
 
-def _visible_bands(network: DraftNetwork, block_size: int, key_bands: list[int]) -> list[int]:
+def _visible_bands(network: DraftNetwork, rows: int, key_bands: list[int]) -> list[int]:
     """The bands that some layer can reach: a window ends the sight of its layer."""
     windows = [network.config.window(layer) for layer in range(network.config.num_hidden_layers)]
     if None in windows:
         return key_bands
-    most = max(window for window in windows if window is not None) - 1 + block_size
-    return [band for band in key_bands if band <= attention_plan.bands(block_size, most)[1]]
+    most = max(window for window in windows if window is not None) - 1 + rows
+    return [band for band in key_bands if band <= attention_plan.bands(rows, most)[1]]
 
 
 def _drafts(network: DraftNetwork, block_size: int) -> list[mx.array]:
-    """A block after a context that holds rows, and some that enter with it: rows [B - 1, D]."""
+    """A block after a context that holds rows, and some that enter with it: the slots that predict, [B - 1, D]."""
     config = network.config
     keys = mx.random.split(mx.random.key(0), 2)
     width = len(config.target_layer_ids) * config.hidden_size
     features = mx.random.normal((2 * block_size, width), key=keys[0])
-    block = mx.random.normal((block_size, config.hidden_size), key=keys[1])
+    rows = block_size - config.parts.anchor_predicts
+    block = mx.random.normal((rows, config.hidden_size), key=keys[1])
     context = network.make_context()
     network.absorb(network.fuse(features[:block_size]), context)
     return [network(block, network.fuse(features[block_size:]), context)]
