@@ -3,6 +3,7 @@
 DFlashError                     exit 1
 ├── UsageError (ValueError)     exit 2   an option or a prompt that cannot be honoured
 ├── NumericalError              exit 1   a model whose results are no numbers any more
+├── WriteError                  exit 1   files that cannot be written, or not as they should be
 └── LoadError                   exit 1   names and files that do not become a working pair
     ├── HubError                         not fetched: missing, gated, offline
     ├── CheckpointError                  files that are truncated, missing or contradict their config
@@ -25,6 +26,10 @@ class UsageError(DFlashError, ValueError):
 
 class NumericalError(DFlashError):
     """A model whose results are no numbers any more, such as after an overflow of float16."""
+
+
+class WriteError(DFlashError):
+    """Files that cannot be written, or that do not read back as they were meant."""
 
 
 class LoadError(DFlashError):

@@ -27,6 +27,7 @@ from dflash_mlx.cli.prompt import NoPrompt, read_prompt, stdin_is_terminal
 from dflash_mlx.errors import DFlashError, UsageError
 
 if TYPE_CHECKING:
+    from dflash_mlx.cli.record import Record
     from dflash_mlx.cli.view import View
     from dflash_mlx.generator import DFlashGenerator
 
@@ -82,6 +83,41 @@ def doctor(
     """Say what runs on this machine, and what could be mended."""
     outer: Options = ctx.meta.get(_OUTER, Options())
     _report(None, debug or outer.debug, lambda view: _examine(view, outer, json or outer.json))
+
+
+@app.command()
+def convert(
+    ctx: typer.Context,
+    source: Annotated[str, typer.Argument(help="Drafter: a folder, a hub id or a known name.")],
+    out: Annotated[str, typer.Argument(help="Folder to make.")],
+    bits: Annotated[
+        int | None,
+        typer.Option(help="Pack the matrices, or unpack them (16). Unset: as stored.", metavar="4|8|16"),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Type of what is not packed. Unset: as stored.", metavar="float32|bfloat16|float16"
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a drafter's folder.", show_default=False)
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", show_default=False)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", show_default=False)] = False,
+) -> None:
+    """Write a drafter of any format to a local MLX folder, and hold it against its source."""
+    outer: Options = ctx.meta.get(_OUTER, Options())
+
+    def body(view: View) -> int:
+        _refuse_outer(outer, "convert")
+        from dflash_mlx.cli.convert import convert_drafter
+
+        found = convert_drafter(source, out, bits=bits, dtype=dtype, force=force, say=view.say)
+        _show(view, found, json or outer.json)
+        return 0
+
+    _report(None, debug or outer.debug, body)
 
 
 def main() -> None:
@@ -191,17 +227,25 @@ def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
 
 
 def _examine(view: View, outer: Options, json: bool) -> int:
-    for name in outer.given():
-        if name not in ("json", "debug"):
-            raise UsageError(f"{flag(name)} has no meaning for doctor; leave it out.")
+    _refuse_outer(outer, "doctor")
     from dflash_mlx.cli.doctor import examine
 
     found = examine()
+    _show(view, found, json)
+    return 1 if found["problems"] else 0
+
+
+def _refuse_outer(outer: Options, command: str) -> None:
+    for name in outer.given():
+        if name not in ("json", "debug"):
+            raise UsageError(f"{flag(name)} has no meaning for {command}; leave it out.")
+
+
+def _show(view: View, found: Record, json: bool) -> None:
     if json:
         view.record(found)
     else:
         view.report(found)
-    return 1 if found["problems"] else 0
 
 
 def _report(stats: bool | None, debug: bool, body: Callable[[View], int]) -> None:

@@ -28,7 +28,7 @@ class _Ends:
 
     name = "random numbers"
     vocab_size = _ANY
-    logit_softcap = None
+    logit_softcap: float | None = None
 
     def __init__(self, hidden_size: int) -> None:
         self.hidden_size = hidden_size

@@ -7,7 +7,7 @@ size. Knows the safetensors layout: 8 bytes of header length, a JSON header with
 import json
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_mlx.errors import CheckpointError
 
@@ -15,6 +15,14 @@ WEIGHTS = "model*.safetensors"  # what mlx-lm reads
 INDEX = "model.safetensors.index.json"
 POINTER = b"version https://git-lfs"
 MAX_HEADER = 100_000_000  # bytes, the limit of the format's own library
+
+
+class Stored(NamedTuple):
+    """One tensor as its file describes it."""
+
+    dtype: str  # in the words of safetensors: BF16, F32, U32
+    shape: tuple[int, ...]
+    nbytes: int
 
 
 def read_json(path: Path, *, name: str) -> dict[str, Any]:
@@ -74,6 +82,22 @@ def check_weights(folder: Path, *, name: str) -> int:
                 "the files are of different versions. Fetch them again."
             )
     return size
+
+
+def tensors(folder: Path, *, name: str) -> dict[str, Stored]:
+    """Every tensor in the weights files of a checkpoint, from their headers; {} where there are no files.
+
+    Raises:
+        CheckpointError: a file that is truncated or no safetensors.
+    """
+    found: dict[str, Stored] = {}
+    for file in sorted(folder.glob(WEIGHTS)):
+        header = _checked_header(file, name)
+        for key, entry in header.items():
+            if key != "__metadata__":
+                start, end = entry["data_offsets"]
+                found[key] = Stored(str(entry["dtype"]), tuple(entry["shape"]), end - start)
+    return found
 
 
 def complete(folder: Path, *, tokenizer: bool) -> bool:

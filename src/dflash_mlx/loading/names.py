@@ -101,7 +101,7 @@ def find_draft(
         UsageError: an empty name.
     """
     if given is not None:
-        source, row = _find_draft(given, notes)
+        source, row = draft_named(given, notes)
         return source, row if row is known else None
     if known is not None:
         if target.path is not None and target.path != bundled_gguf():
@@ -189,7 +189,14 @@ def _draft_names(pair: KnownPair) -> list[str]:
     return [name.lower() for name in (pair.draft, draft_of(pair).name, *pair.draft_names)]
 
 
-def _find_draft(given: str | Path, notes: list[str]) -> tuple[Source, KnownPair | None]:
+def draft_named(given: str | Path, notes: list[str]) -> tuple[Source, KnownPair | None]:
+    """A drafter by its own name, and its row, if any; what was chosen for the user is added to the notes.
+
+    Raises:
+        LoadError: a name that is nothing known.
+        PairError: the name of a target.
+        UsageError: an empty name.
+    """
     if local := _local(given, "drafter"):
         return local, next((p for p in PAIRS if draft_of(p).place == local.place), None)
     name = str(given)
