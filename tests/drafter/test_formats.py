@@ -92,6 +92,15 @@ KINDS = {
         speculators(sample_from_anchor=True, sliding_window_non_causal=True, block_size=5),
         REDUCED,
     ),
+    "speculators dspark": (
+        speculators(speculators_model_type="dspark", block_size=5, markov_rank=6)
+        | {"enable_confidence_head": True, "confidence_head_with_markov": True},
+        REDUCED,
+    ),
+    "speculators dspark after the anchor": (
+        speculators(speculators_model_type="dspark", sample_from_anchor=False, markov_rank=6),
+        REDUCED,
+    ),
     "dspark with the target's ends": (dspark(), Ends()),
     "dspark with its own ends": (dspark(), OWN),
     "dspark without a Markov head": (dspark(markov_rank=0, confidence_head_with_markov=False), OWN),
@@ -237,7 +246,8 @@ def test_the_rotation_of_laguna_may_lie_below_its_only_type_of_layer():
         (speculators(aux_hidden_state_layer_ids=[-1, 3]), CheckpointError, "layer id -1 in aux_hidden"),
         (speculators(mask_token_id=None), CheckpointError, "no value for mask_token_id"),
         (speculators(projector_type="domino"), UnsupportedError, "projector_type is 'domino'"),
-        (speculators(speculators_model_type="dspark"), UnsupportedError, "of type 'dspark'"),
+        (speculators(speculators_model_type="dflash2"), UnsupportedError, "of type 'dflash2'"),
+        (speculators(markov_rank=6), UnsupportedError, "a DSpark drafter"),
         (dspark(markov_head_type="gated"), UnsupportedError, "Markov head of type 'gated'"),
         (dspark(markov_rank=0), CheckpointError, "reads its Markov head, but has no markov_rank"),
         (dspark(draft_vocab_size=WORDS), UnsupportedError, r"vocabulary of its own \(24\)"),

@@ -6,11 +6,11 @@ from dflash_mlx.drafter.formats import dflash2, dspark, laguna, muse, speculator
 from dflash_mlx.drafter.formats.base import Config, Format, either, refuse
 from dflash_mlx.errors import UnsupportedError
 
-FORMATS = (zlab.FORMAT, dflash2.FORMAT, speculators.FORMAT, dspark.FORMAT, muse.FORMAT, laguna.FORMAT)
+FORMATS = (zlab.FORMAT, dflash2.FORMAT, dspark.FORMAT, muse.FORMAT, laguna.FORMAT)
 
 _BY_ARCHITECTURE = {name: known for known in FORMATS for name in known.architectures}
 _BY_MODEL_TYPE = {name: known for known in FORMATS for name in known.model_types}
-_SPECULATORS = {"dflash": speculators.FORMAT}
+_SPECULATORS = {"dflash": speculators.DFLASH, "dspark": speculators.DSPARK}
 # Keys, top-level or in dflash_config, that change the network, and the drafters they belong to. A format that
 # expects one says so; `key:value` stands for one value of it.
 _FOREIGN = {

@@ -22,15 +22,20 @@ def _flatten(config: Config, name: str) -> Config:
     return {"is_causal": False, **config}
 
 
-def _parts(config: Config, name: str) -> Parts:
-    rank = either(config, "markov_rank") or 0
+def heads(config: Config, name: str, *, head_rows: int | None = None) -> Parts:
+    """The Markov and confidence heads of a flat config; `head_rows` where the head has a vocabulary of its own.
+
+    Raises:
+        UnsupportedError: a Markov head of another type.
+        CheckpointError: values that are missing or contradict each other.
+    """
     markov = None
-    if rank:
+    if either(config, "markov_rank"):
         kind = either(config, "markov_head_type") or "vanilla"
         if kind != "vanilla":
             raise refuse(name, f"a DSpark drafter with a Markov head of type {kind!r}")
         rows = count(config, "vocab_size", name)
-        markov = Markov(rank=count(config, "markov_rank", name), rows=rows, head_rows=rows)
+        markov = Markov(rank=count(config, "markov_rank", name), rows=rows, head_rows=head_rows or rows)
     confident = bool(either(config, "enable_confidence_head"))
     with_markov = confident and bool(either(config, "confidence_head_with_markov"))
     if with_markov and not markov:
@@ -49,6 +54,6 @@ FORMAT = Format(
     taps_embedding=True,
     own_ends=True,
     flatten=_flatten,
-    parts=_parts,
+    parts=heads,
     paths=without_prefix,
 )

@@ -1,11 +1,14 @@
 """Drafters of vLLM's speculators: a decoder config inside another, layer ids counted from the embedding on.
 
-Such a file may bring its own embedding and a head of fewer words; `d2t` then says how far a head id lies below the
-token id. What it does not bring is the target's.
+There are two kinds: "dflash" has the v1 network, "dspark" a Markov and a confidence head besides. Such a file may
+bring its own embedding and a head of fewer words; `d2t` then says how far a head id lies below the token id. What it
+does not bring is the target's.
 """
 
+from dataclasses import replace
 from typing import Any
 
+from dflash_mlx.drafter.formats import dspark
 from dflash_mlx.drafter.formats.base import Config, Format, count, refuse, without_prefix
 from dflash_mlx.drafter.parts import Parts
 from dflash_mlx.errors import CheckpointError
@@ -23,6 +26,7 @@ _QWEN3 = {
     "max_position_embeddings": 32768,
 }
 _ROPE_THETA = 10000.0
+_HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 
 
 def _flatten(config: Config, name: str) -> Config:
@@ -41,11 +45,13 @@ def _flatten(config: Config, name: str) -> Config:
         "block_size": config.get("block_size", _DEFAULT_BLOCK_SIZE),
         "mask_token_id": config.get("mask_token_id"),
         "target_layer_ids": _layer_ids(config, name),
-        "sample_from_anchor": config.get("sample_from_anchor", False),
         "draft_vocab_size": config.get("draft_vocab_size"),
         "quantization": config.get("quantization"),
         "quantization_config": config.get("quantization_config"),
     }
+    flat |= {key: config.get(key) for key in _HEADS}
+    anchor = config.get("sample_from_anchor")
+    flat["sample_from_anchor"] = config["speculators_model_type"] == "dspark" if anchor is None else anchor
     if config.get("sliding_window_non_causal"):
         flat["is_causal"] = False
     return flat
@@ -77,22 +83,25 @@ def _layer_ids(config: Config, name: str) -> list[Any]:
 def _parts(config: Config, name: str) -> Parts:
     rows = config["draft_vocab_size"]
     reduced = rows is not None and rows != config["vocab_size"]
-    return Parts(
+    head_rows = count(config, "draft_vocab_size", name) if reduced else None
+    return replace(
+        dspark.heads(config, name, head_rows=head_rows),
         anchor_predicts=bool(config["sample_from_anchor"]),
         last_tap_is_normed=True,
-        head_rows=count(config, "draft_vocab_size", name) if reduced else None,
+        head_rows=head_rows,
     )
 
 
-FORMAT = Format(
+DFLASH = Format(
     title="speculators",
     architectures=(),
     knows=frozenset({"sample_from_anchor"}),
     taps_embedding=True,
     own_ends=True,
-    # The target's own norm and head, which training needs and drafting does not.
+    # Needed to train, or to check d2t, and not to draft: the target's own norm and head, a mask of the head's words.
     ignores=frozenset({"t2d", "verifier_norm.weight", "verifier_lm_head.weight"}),
     flatten=_flatten,
     parts=_parts,
     paths=without_prefix,
 )
+DSPARK = replace(DFLASH, title="speculators DSpark", knows=DFLASH.knows | {"markov_rank"})
