@@ -329,3 +329,13 @@ def test_a_head_whose_offsets_leave_the_target_s_vocabulary_is_refused():
     network.d2t = mx.array([0] * (WORDS - 1) + [VOCAB - WORDS + 1])
     with pytest.raises(PairError, match=f"drafts token {VOCAB}, but toy target has only {VOCAB} tokens"):
         Drafter(network, ToyEnds())
+
+
+@pytest.mark.parametrize("kind", ["dspark with its own ends", "dspark with the target's ends"])
+def test_a_head_of_its_own_is_capped_whatever_the_target_does(kind):
+    config, ends = KINDS[kind]
+    network = random_network(config | {"final_logit_softcapping": 3.0}, ends=ends)
+    own, capping = ToyEnds(), ToyEnds(logit_softcap=3.0)  # the second says that its head caps, and does not
+    largest = [mx.abs(Drafter(network, target).logits(1, 6)).max().item() for target in (own, capping)]
+    assert largest[0] < 3.0
+    assert (largest[1] < 3.0) == (ends == OWN)
