@@ -5,11 +5,6 @@ from dflash_mlx.drafter.parts import Convolution, Parts, Selector
 from dflash_mlx.errors import CheckpointError
 
 
-def _flatten(config: Config, name: str) -> Config:
-    # Bidirectional whatever the layer types say; every published file also says so.
-    return {"is_causal": False, **config}
-
-
 def _parts(config: Config, name: str) -> Parts:
     convolution = Convolution(
         taps=count(config, "conv_kernel_size", name), group_size=count(config, "conv_group_size", name)
@@ -31,6 +26,5 @@ FORMAT = Format(
     title="DFlash2",
     architectures=("DFlash2DraftModel",),
     knows=frozenset({"conv_kernel_size", "selector_rank"}),
-    flatten=_flatten,
     parts=_parts,
 )
