@@ -35,6 +35,8 @@ class Machine:
     os: str
     blas: str  # what float32 products run on where `device` is "cpu"
     default_dtype: "mx.Dtype | None"  # what weights are cast to at load; None: as they are stored
+    working_set_gb: float | None = None  # what Metal recommends a process to hold; None without a GPU
+    swap_gb: float = 0.0  # of fixed size; a Mac makes room on its disk as it needs it
 
 
 @functools.cache
@@ -61,7 +63,24 @@ def machine() -> Machine:
         blas=blas().name,
         # On a CPU, float32 products alone go through BLAS; 16-bit and quantised ones are ten times slower.
         default_dtype=None if on_gpu else mx.float32,
+        working_set_gb=_working_set_gb() if on_gpu else None,
+        swap_gb=_swap_gb(),
     )
+
+
+def _working_set_gb() -> float | None:
+    import mlx.core as mx
+
+    found = mx.device_info().get("max_recommended_working_set_size")
+    return None if found is None else int(found) / GB
+
+
+def _swap_gb() -> float:
+    if sys.platform == "linux":
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("SwapTotal:"):
+                return int(line.split()[1]) * 1024 / GB
+    return 0.0
 
 
 def _chip() -> str:

@@ -13,7 +13,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from dflash_mlx.drafter import DraftNetwork, load_draft
 from dflash_mlx.errors import CheckpointError
-from dflash_mlx.loading import files, gguf, hub, tokenizer
+from dflash_mlx.loading import files, gguf, hub, memory, tokenizer
 from dflash_mlx.loading.names import Source
 from dflash_mlx.target import MLXTarget, build, load_target
 
@@ -59,6 +59,10 @@ class FolderCheckpoint:
             self.folder = hub.weights(self._snapshot)
         files.check_weights(self.folder, name=self.name)
 
+    def held_bytes(self, *, dtype: mx.Dtype | None) -> int | None:
+        """Bytes of the weights once loaded; None while they are not here and no index tells."""
+        return memory.stored_bytes(self.folder, self.config, dtype=dtype, name=self.name)
+
     def target(self, *, dtype: mx.Dtype | None) -> MLXTarget:
         """The target, loaded; call `check` first."""
         return load_target(self.folder, dtype=dtype, name=self.name)
@@ -84,6 +88,10 @@ class GGUFCheckpoint:
 
     def check(self) -> None:
         """Nothing is left to check: the file was read whole."""
+
+    def held_bytes(self, *, dtype: mx.Dtype | None) -> int:
+        """Bytes of the weights once loaded."""
+        return self._model.held_bytes(dtype=dtype)
 
     def target(self, *, dtype: mx.Dtype | None) -> MLXTarget:
         """The target, loaded; the packed tensors are used up.

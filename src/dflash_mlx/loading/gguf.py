@@ -68,6 +68,16 @@ class GGUFModel:
             for key, value in given.items():
                 yield f"{mlx_name(stem)}.{key}", value
 
+    def held_bytes(self, *, dtype: mx.Dtype | None) -> int:
+        """Bytes of what `weights` will give out."""
+        if dtype is None:
+            return sum(2 * a.size if a.dtype == mx.float32 else a.nbytes for a in self.arrays.values())
+        numbers = 0
+        for name in (n for n in self.arrays if n.endswith(".weight")):
+            scales = self.arrays.get(f"{name.removesuffix('.weight')}.scales")
+            numbers += self.arrays[name].size if scales is None else scales.size * GROUP_SIZE
+        return numbers * dtype.size
+
     def _heads_of(self, stem: str) -> int | None:
         if stem.endswith("attn_q"):
             return int(self.config["num_attention_heads"])

@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from dflash_mlx.drafter import DraftConfig, DraftNetwork, check_bits
 from dflash_mlx.errors import LoadError, PairError, UsageError
-from dflash_mlx.loading import names, pair
+from dflash_mlx.loading import memory, names, pair
 from dflash_mlx.loading.checkpoint import Checkpoint, FolderCheckpoint, open_target
 from dflash_mlx.loading.names import Source, find_draft
 from dflash_mlx.loading.registry import GB, KnownPair
@@ -83,6 +83,8 @@ def load_pair(
     draft, row = None, target.known
     if mode != "off":
         draft, row = _found_draft(draft_model, target, mode, notes)
+    if target.checkpoint is not None:
+        _check_memory(target, draft, machine, dtype, draft_bits, notes)
     loaded = target.loaded or _load(target, machine.default_dtype if dtype is None else DTYPES[dtype])
     if dtype is not None and loaded.model.dtype != DTYPES[dtype]:
         raise UsageError(f"dtype is {dtype!r}, but the shared target {loaded.name} has {loaded.model.dtype}.")
@@ -166,6 +168,36 @@ def _load(target: _Target, dtype: mx.Dtype | None) -> LoadedTarget:
     model = checkpoint.target(dtype=dtype)
     eos = tuple(sorted(words.eos_token_ids))
     return LoadedTarget(model, words, eos, checkpoint.generation_config, checkpoint.name, target.known)
+
+
+def _check_memory(
+    target: _Target,
+    draft: FolderCheckpoint | None,
+    machine: Machine,
+    dtype: str | None,
+    draft_bits: int | None,
+    notes: list[str],
+) -> None:
+    """Say before anything is loaded whether the pair fits; a target whose size nothing tells is fetched first."""
+    checkpoint = target.checkpoint
+    assert checkpoint is not None
+    cast = machine.default_dtype if dtype is None else DTYPES[dtype]
+    size = checkpoint.held_bytes(dtype=cast)
+    if size is None:
+        checkpoint.check()
+        size = checkpoint.held_bytes(dtype=cast)
+    itemsize = 2 if cast is None else cast.size
+    context = memory.context_bytes(checkpoint.config, itemsize=itemsize)
+    drafts = 0
+    if draft is not None:
+        config = DraftConfig.from_dict(draft.config, name=draft.name)
+        drafts = memory.packed_bytes(draft.held_bytes(dtype=cast) or 0, itemsize, draft_bits)
+        own = memory.draft_context_bytes(config, itemsize=itemsize)
+        context = None if context is None else context + own
+    need = memory.Need(size, drafts, context)
+    name = draft.name if draft else None
+    if note := memory.verdict(need, machine, target_name=target.source.name, draft_name=name):
+        notes.append(note)
 
 
 def _nbytes(network: DraftNetwork) -> int:
