@@ -91,6 +91,7 @@ class Stats:
     seed: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0  # of the prompt, held since an earlier request
+    context_limit: int | None = None  # tokens that the target takes, prompt and answer together
     new_tokens: int = 0
     rounds: int = 0  # target passes after the prefill
     verified: int = 0

@@ -99,6 +99,11 @@ class DFlashGenerator:
         """The drafter as it was found; None when decoding plainly."""
         return self._pair.draft.name if self._pair.draft else None
 
+    @property
+    def weights_gb(self) -> float:
+        """Size of both models' weights, in 1e9 bytes."""
+        return self._pair.nbytes / runtime.GB
+
     def generate(self, prompt: Prompt, **options: Any) -> Result:
         """Answer a prompt; the options are those of `request.Options`.
 
@@ -304,6 +309,7 @@ class DFlashGenerator:
             block_size=self._block_size,
             seed=request.params.seed,
             prompt_tokens=len(request.prompt),
+            context_limit=pair.target.model.max_positions,
             load_peak_memory_gb=self._load_peak_gb,
             weights_gb=pair.nbytes / runtime.GB,
             notes=[*self.notes, *request.notes],

@@ -4,7 +4,9 @@ import json
 import signal
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from dflash_mlx.chat import Chat
 from dflash_mlx.core import Chunk, Comparison, Difference, Result, Seconds, Stats
 from dflash_mlx.errors import HubError
 
@@ -25,6 +27,7 @@ class FakeGenerator:
 
     target_name = "fake-target"
     draft_name = "fake-draft"
+    weights_gb, seconds_load = 1.5, 0.1
     generation_defaults = {
         "temperature": 0.6,
         "top_p": 0.95,
@@ -59,6 +62,21 @@ class FakeGenerator:
         stats.prompt_tokens = 5
         stats.verified, stats.accepted, stats.accept_lengths = 30, 15, [1] * stats.rounds
         yield Chunk("", "answer", (), stats.finish_reason, stats)
+
+    def chat(self, system=None, **options):
+        return Chat(self, system, **options)
+
+    def answer_ids(self, emitted, text):
+        return tuple(emitted)
+
+    def save_chat(self, path, messages):
+        if "nowhere" in str(path):
+            raise FileNotFoundError(2, "No such file or directory")
+        Path(path).write_text(json.dumps(messages))
+        return Path(path)
+
+    def load_chat(self, path):
+        return json.loads(Path(path).read_text())
 
     def generate(self, prompt, **options):
         chunks = list(self.stream(prompt, **options))
@@ -111,6 +129,9 @@ class FakeGenerator:
                 yield "answer", "half"
                 raise KeyboardInterrupt
             case "echo":
-                yield "answer", json.dumps(prompt)
+                plain = [
+                    {k: v for k, v in m.items() if k != "token_ids"} for m in prompt if isinstance(m, dict)
+                ]
+                yield "answer", json.dumps(plain or prompt)
             case _:
                 yield "answer", "hi"

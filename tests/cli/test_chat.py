@@ -117,13 +117,13 @@ def test_a_second_ctrl_c_does_not_end_the_chat_with_the_answer():
 
     view.say = say
     generator, before = FakeGenerator(), signal.getsignal(signal.SIGINT)
-    chat = Chat(generator, view, ChatOptions(), stays=True)
+    chat = Chat(generator, view, ChatOptions(), stays=True, edit=str)
     try:
         chat.run(iter(["signal", "hi", None]).__next__)
     except KeyboardInterrupt:
         pytest.fail("the chat ended")
     assert said == ["stopped"] and signal.getsignal(signal.SIGINT) is before
-    assert [message["content"] for message in chat.messages] == ["signal", "half", "hi", "hi"]
+    assert [message["content"] for message in chat.talk.history] == ["signal", "half", "hi", "hi"]
 
 
 def test_bytes_that_are_no_text_end_a_piped_chat_in_a_sentence(console):

@@ -20,6 +20,7 @@ from dflash_mlx.cli.options import (
     flag,
     for_chat,
     inherit,
+    refuse_chat_only,
     takes,
     without_effect,
 )
@@ -152,6 +153,7 @@ def _generate(view: View, options: Options, factory: Factory) -> int:
         raise
     if prompt is None:
         return _chat(view, for_chat(options), factory)
+    refuse_chat_only(options)
     if sentence := without_effect(options, options.temperature or 0):
         view.note(sentence)
     with _open(view, options, factory) as generator:
@@ -214,15 +216,20 @@ def _compare(view: View, generator: DFlashGenerator, prompt: str, options: Optio
 
 def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
     check(options)
+    from dflash_mlx.cli import commands, lines
     from dflash_mlx.cli.chat import Chat
-    from dflash_mlx.cli.lines import reader
 
     person = stdin_is_terminal()
+    if not options.plain:
+        view.read_markdown()
+    if person:
+        view.say(f"Loading {options.target_model or 'the default pair of this machine'} ...")
+    history = None if options.history is False else lines.history_file()
     with _open(view, options, factory) as generator:
-        conversation = Chat(generator, view, options, stays=person)
+        conversation = Chat(generator, view, options, stays=person, edit=lines.edit)
         if person:
             conversation.greet()
-        conversation.run(reader())
+        conversation.run(lines.reader(history=history, completions=commands.completions))
     return 1 if conversation.failed and not person else 0
 
 

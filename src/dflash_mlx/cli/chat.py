@@ -1,33 +1,32 @@
-"""The chat loop: lines in, turns of a conversation out. Knows no terminal.
+"""The chat loop: messages and commands in, turns of a conversation out. Knows no terminal.
 
-The view shows, the reader asks.
+The view shows, the reader asks, the conversation remembers.
 """
 
 from __future__ import annotations
 
+import secrets
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from dflash_mlx.cli import commands
 from dflash_mlx.cli.lines import Ask
 from dflash_mlx.cli.options import ChatOptions, without_effect
 from dflash_mlx.cli.view import View
-from dflash_mlx.errors import DFlashError
+from dflash_mlx.errors import DFlashError, UsageError
 
 if TYPE_CHECKING:  # the generator loads MLX
+    from dflash_mlx.core import Stats
     from dflash_mlx.generator import DFlashGenerator
 
-_DRAWS = ("temperature", "top_p", "top_k")  # what a generation config says of them
+Edit = Callable[[str], str | None]
+"""Lets a person write a text, beginning with another; None where nothing was written."""
 
-_HELP = """\
-/help   this list
-/reset  forget the conversation
-/exit   leave (so does Ctrl-D, and Ctrl-C twice)
-Ctrl-C stops an answer; what was said of it stays in the conversation.
-A line that starts with a space is sent as it is, whatever follows."""
+_DRAWS = ("temperature", "top_p", "top_k")  # what a generation config says of them
 
 
 class Chat:
@@ -38,27 +37,31 @@ class Chat:
         view: shows them.
         options: as given; unset draws are the model's own.
         stays: whether Ctrl-C stops the answer alone and not the chat.
+        edit: for /edit.
     """
 
-    def __init__(self, generator: DFlashGenerator, view: View, options: ChatOptions, *, stays: bool):
+    def __init__(
+        self, generator: DFlashGenerator, view: View, options: ChatOptions, *, stays: bool, edit: Edit
+    ):
         self._generator = generator
         self._view = view
         self._stays = stays
-        self._start = [{"role": "system", "content": options.system}] if options.system else []
-        self._options = _with_defaults(options, generator.generation_defaults)
-        self.messages: list[dict[str, str]] = list(self._start)
+        self._edit = edit
+        self.talk = generator.chat(options.system, **_with_defaults(options, generator.generation_defaults))
+        self._last: Stats | None = None
         self.failed = 0  # turns that ended in an error
-        if sentence := without_effect(options, self._options.get("temperature", 0)):
+        if sentence := without_effect(options, self.talk.options.get("temperature", 0)):
             view.note(sentence)
 
     def greet(self) -> None:
         """Say who answers, how, and how to leave."""
-        draws = [f"{name} {self._options[name]:g}" for name in _DRAWS if name in self._options]
+        draws = [f"{name} {self.talk.options[name]:g}" for name in _DRAWS if name in self.talk.options]
         drafter = self._generator.draft_name
         self._view.say(
             " · ".join(
                 [
                     self._generator.target_name + (f" with {drafter}" if drafter else ", decoded plainly"),
+                    f"{self._generator.weights_gb:.2f} GB ready in {self._generator.seconds_load:.1f} s",
                     ", ".join(draws) or "temperature 0",
                     "/help lists the commands",
                 ]
@@ -86,26 +89,26 @@ class Chat:
             interrupted = False
             if line is None or line.strip() == "/exit":
                 return
-            if line.startswith("/"):
-                self._command(line.strip())
+            if line.startswith("/") and "\n" not in line:
+                self._command(line)
             elif line.strip():
                 self._turn(line)
 
     def _command(self, line: str) -> None:
-        if line == "/help":
-            self._view.say(_HELP)
-        elif line == "/reset":
-            self.messages = list(self._start)
-            self._view.say("The conversation is forgotten.")
-        else:
-            self._view.say(f"{line} is not a command; /help lists them. A space before it sends it as text.")
+        try:
+            command = commands.parse(line)
+            self._actions[command.name](self, command.argument)
+        except OSError as error:
+            self._view.say(f"{line.strip()}: {error.strerror or error}.")
+        except (UsageError, TypeError) as error:
+            self._view.say(str(error))
 
-    def _turn(self, text: str) -> None:
-        asked = [*self.messages, {"role": "user", "content": text}]
-        answer: list[str] = []
+    def _turn(self, text: str, **options: Any) -> bool:
+        """Ask and show the answer; whether any of it came."""
+        before = len(self.talk.turns)
         with _one_interrupt(self._stays):
             try:
-                self._stream(asked, answer)
+                self._stream(text, options)
             except KeyboardInterrupt:
                 if not self._stays:
                     raise
@@ -113,20 +116,110 @@ class Chat:
             except DFlashError as error:
                 self.failed += 1
                 self._view.error(str(error))
-            if answer:
-                self.messages = [*asked, {"role": "assistant", "content": "".join(answer)}]
+        return len(self.talk.turns) > before
 
-    def _stream(self, messages: list[dict[str, str]], answer: list[str]) -> None:
-        """Show an answer piece by piece and collect it in `answer`, so that a stopped one is not lost."""
-        stats = None
-        for chunk in self._generator.stream(messages, **self._options):
-            if chunk.kind == "answer" and chunk.text:
-                answer.append(chunk.text)
-            self._view.piece(chunk.text, chunk.kind)
-            stats = chunk.stats
+    def _stream(self, text: str, options: Mapping[str, Any]) -> None:
+        chunks = self.talk.send(text, **options)
+        try:
+            for chunk in chunks:
+                self._view.piece(chunk.text, chunk.kind)
+                self._last = chunk.stats
+        finally:
+            chunks.close()  # type: ignore[attr-defined]  # what was said so far is remembered right now
         self._view.end_answer()
-        if stats is not None:
-            self._view.figures(stats)
+        if self._last is not None:
+            self._view.figures(self._last)
+            if self._last.finish_reason == "length":
+                self._view.say("/set max_new_tokens NUMBER allows more; asking it to go on continues.")
+
+    def _help(self, _: str) -> None:
+        self._view.say(commands.HELP)
+
+    def _system(self, text: str) -> None:
+        if text:
+            self.talk.system = text
+        self._view.say(f"system: {self.talk.system}" if self.talk.system else "There is no system message.")
+
+    def _reset(self, _: str) -> None:
+        self.talk.reset()
+        self._view.say("The conversation is forgotten.")
+
+    def _undo(self, _: str) -> None:
+        said = self.talk.undo()
+        self._view.say("There is nothing to undo." if said is None else f"forgotten: {_short(said)}")
+
+    def _retry(self, _: str) -> None:
+        if not self.talk.turns:
+            raise UsageError("There is nothing to answer again.")
+        if not self.talk.options.get("temperature"):
+            raise UsageError("At temperature 0 every answer is the same; try /set temperature 0.7.")
+        old = self.talk.turns.pop()
+        if not self._turn(old.said, seed=secrets.randbits(32)):
+            self.talk.turns.append(old)
+
+    def _set(self, argument: str) -> None:
+        from dflash_mlx.request import Options
+
+        if argument:
+            name, value = commands.setting(argument)
+            changed = {key: old for key, old in self.talk.options.items() if key != name}
+            changed |= {} if value is None else {name: value}
+            Options.checked(changed)
+            self.talk.options = changed
+        settings = [f"{name} {value}" for name, value in self.talk.options.items()]
+        self._view.say(", ".join(settings) or "Everything is unset.")
+
+    def _think(self, how: str) -> None:
+        if how not in ("on", "off", "hide"):
+            raise UsageError(f"/think is {how}; expected on, off or hide.")
+        self._view.hides_thoughts = how == "hide"
+        if how != "hide":
+            self.talk.options = {**self.talk.options, "think": how == "on"}
+        self._view.say(f"thoughts: {'hidden' if how == 'hide' else how}")
+
+    def _stats(self, _: str) -> None:
+        if self._last is None:
+            raise UsageError("There is no answer yet.")
+        self._view.details(self._last)
+
+    def _save(self, path: str) -> None:
+        self._view.say(f"saved to {self.talk.save(path)}")
+
+    def _load(self, path: str) -> None:
+        self.talk.load(path)
+        self._view.say(f"{len(self.talk.turns)} turns taken up; /undo forgets the last.")
+
+    def _copy(self, _: str) -> None:
+        if not self.talk.turns:
+            raise UsageError("There is no answer yet.")
+        self._view.say(self._view.copy(self.talk.turns[-1].answer))
+
+    def _write(self, text: str) -> None:
+        if not self._stays:
+            raise UsageError("/edit needs a terminal.")
+        if written := self._edit(text):
+            self._view.say(written)
+            self._turn(written)
+
+    _actions: Mapping[str, Callable[[Chat, str], None]] = {
+        "/help": _help,
+        "/system": _system,
+        "/reset": _reset,
+        "/undo": _undo,
+        "/retry": _retry,
+        "/set": _set,
+        "/think": _think,
+        "/stats": _stats,
+        "/save": _save,
+        "/load": _load,
+        "/copy": _copy,
+        "/edit": _write,
+    }
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else f"{line[:57]}..."
 
 
 def _with_defaults(options: ChatOptions, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,30 +1,95 @@
-"""Where a chat's lines come from: a terminal with editing, a dumb terminal, or a pipe. Knows no chat.
+'''Where a chat's messages come from: a terminal with editing, a dumb terminal, or a pipe. Knows no chat.
 
-A reader returns the next message, None at the end of input; Ctrl-C at an empty line is a KeyboardInterrupt.
-"""
+A reader returns the next message, None at the end of input; Ctrl-C at an empty line is a KeyboardInterrupt. Lines
+from one that begins with """ to one that ends with """ are one message, without the quotes.
+'''
+
+from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dflash_mlx.cli.prompt import binary_stdin, decode, stdin_is_terminal
+
+if TYPE_CHECKING:
+    from prompt_toolkit.completion import Completer
+    from prompt_toolkit.history import History
+    from prompt_toolkit.key_binding import KeyBindings
 
 Ask = Callable[[], str | None]
 
 _PROMPT = "> "
+_QUOTES = '"""'
 
 
-def reader() -> Ask:
-    """The reader that suits this stdin."""
+def reader(*, history: Path | None, completions: Callable[[str], list[str]]) -> Ask:
+    """The reader that suits this stdin.
+
+    Args:
+        history: where the lines of this and earlier runs are kept; None keeps them for this run alone.
+        completions: what could stand in place of the last word of a line that begins with a slash.
+    """
     stream = binary_stdin()
     if stream is None:
         return lambda: None
     if not stdin_is_terminal():
-        return lambda: _next_line(stream)
+        return _blocks(lambda: _next_line(stream))
     if os.environ.get("TERM", "dumb") in ("", "dumb") or not (sys.stderr.isatty() or sys.stdout.isatty()):
-        return lambda: _prompted_line(stream)
-    return _edited_lines()
+        return _blocks(lambda: _prompted_line(stream))
+    return _blocks(_edited_lines(history, completions))
+
+
+def history_file() -> Path:
+    """Where lines are kept from run to run; it may not exist yet."""
+    from dflash_mlx import runtime
+
+    return runtime.cache_dir() / "history"
+
+
+def edit(text: str) -> str | None:
+    """Let a person write in $VISUAL or $EDITOR; None where nothing was written.
+
+    Raises:
+        UsageError: the editor cannot be started or failed.
+    """
+    import click
+
+    from dflash_mlx.errors import UsageError
+
+    try:
+        written = click.edit(text, extension=".md")
+    except click.ClickException as error:
+        raise UsageError(f"{error.message} Set EDITOR to one that works.") from None
+    return (written or "").strip("\n") or None
+
+
+def _blocks(ask: Ask) -> Ask:
+    """Join the lines between quotes; an end of input ends them too."""
+
+    def asked() -> str | None:
+        text = ask()
+        while text is not None and _is_open(text):
+            more = ask()
+            if more is None:
+                break
+            text = f"{text}\n{more}"
+        if text is None or not text.lstrip().startswith(_QUOTES):
+            return text
+        inner = text.strip().removeprefix(_QUOTES).removesuffix(_QUOTES)
+        return inner.removeprefix("\n").removesuffix("\n")
+
+    return asked
+
+
+def _is_open(text: str) -> bool:
+    """Whether a message begins with quotes that nothing closes yet."""
+    text = text.strip()
+    closed = len(text) >= 2 * len(_QUOTES) and text.endswith(_QUOTES)
+    return text.startswith(_QUOTES) and not closed
 
 
 def _next_line(stream: BinaryIO) -> str | None:
@@ -38,13 +103,21 @@ def _prompted_line(stream: BinaryIO) -> str | None:
     return _next_line(stream)
 
 
-def _edited_lines() -> Ask:
-    """Lines edited with prompt-toolkit: history of this run, pasted lines as one message."""
+def _edited_lines(history: Path | None, completions: Callable[[str], list[str]]) -> Ask:
+    """Messages edited with prompt-toolkit; what is pasted stays one message, whatever its lines."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.output import create_output
 
     screen = sys.stderr if sys.stderr.isatty() else sys.stdout
-    session: PromptSession[str] = PromptSession(output=create_output(stdout=screen))
+    session: PromptSession[str] = PromptSession(
+        output=create_output(stdout=screen),
+        history=_history(history),
+        completer=_completer(completions),
+        complete_while_typing=False,
+        multiline=True,
+        key_bindings=_keys(),
+        prompt_continuation="  ",
+    )
 
     def ask() -> str | None:
         while True:
@@ -57,3 +130,51 @@ def _edited_lines() -> Ask:
                     raise
 
     return ask
+
+
+def _keys() -> KeyBindings:
+    """Enter sends, Alt-Enter begins a new line."""
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: Any) -> None:
+        buffer = event.current_buffer
+        if _is_open(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: Any) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+def _completer(completions: Callable[[str], list[str]]) -> Completer:
+    from prompt_toolkit.completion import Completer, Completion
+    from prompt_toolkit.document import Document
+
+    class Commands(Completer):
+        def get_completions(self, document: Document, complete_event: object) -> Iterator[Completion]:
+            line = document.text_before_cursor
+            if line.startswith("/"):
+                for choice in completions(line):
+                    yield Completion(choice, start_position=-len(line.split(" ")[-1]))
+
+    return Commands()
+
+
+def _history(path: Path | None) -> History:
+    """Lines of earlier runs, readable by their writer alone; those of this run where no file can be had."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    if path is not None:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            path.chmod(0o600)
+            return FileHistory(path)
+    return InMemoryHistory()

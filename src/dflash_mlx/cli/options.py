@@ -100,6 +100,15 @@ class ChatOptions:
         bool | None,
         _option(_OUTPUT, "A line of figures on stderr. Unset: only on a terminal.", "--stats/--no-stats"),
     ] = None
+    plain: Annotated[
+        bool, _option(_OUTPUT, "In a chat: show answers as they are, not as Markdown.", "--plain")
+    ] = False
+    history: Annotated[
+        bool | None,
+        _option(
+            _OUTPUT, "In a chat: keep what is typed for the next run. Unset: yes.", "--history/--no-history"
+        ),
+    ] = None
     debug: Annotated[bool, _option(_OUTPUT, "Show tracebacks.", "--debug")] = False
     show_version: Annotated[
         bool,
@@ -222,6 +231,17 @@ def for_chat(options: Options) -> ChatOptions:
         if name not in known:
             raise UsageError(f"{flag(name)} has no meaning in a chat; it goes with a prompt.")
     return ChatOptions(**options.given())
+
+
+def refuse_chat_only(options: Options) -> None:
+    """Refuse, beside a prompt, what only a chat does.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    for name in ("plain", "history"):
+        if name in options.given():
+            raise UsageError(f"{flag(name)} is for a chat; leave it out, or leave out the prompt.")
 
 
 def flag(name: str) -> str:

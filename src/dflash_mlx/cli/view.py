@@ -5,13 +5,18 @@ Model text goes to stdout as it is, never as markup. All else goes to stderr, st
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import shutil
+import subprocess
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
+
+from dflash_mlx.cli.markdown import MarkdownStream
 
 if TYPE_CHECKING:  # it loads MLX
     from dflash_mlx.cli.record import Record
@@ -34,9 +39,14 @@ class View:
         console: where everything but the answer goes.
         answers: where the answer goes.
         stats: whether to show figures; None: only on a terminal.
+
+    Attributes:
+        hides_thoughts: whether thoughts are told but not shown.
     """
 
     def __init__(self, console: Console, answers: TextIO, stats: bool | None = None):
+        self.hides_thoughts = False
+        self._markdown: MarkdownStream | None = None
         self._console = console
         self._answers = answers
         self._answers_on_terminal = answers.isatty()
@@ -45,9 +55,20 @@ class View:
         self._open = {"answer": False, "thought": False}  # whether its last line still lacks a newline
         self._noted: set[str] = set()
 
+    def read_markdown(self) -> None:
+        """From now on draw answers as Markdown, where they go to a terminal that can do so."""
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("", "dumb")
+        if self._answers_on_terminal and not plain:
+            self._markdown = MarkdownStream(Console(file=self._answers, force_terminal=True, highlight=False))
+
     def piece(self, text: str, kind: ChunkKind) -> None:
         """Show the next piece of an answer or of the thoughts before it."""
         if not text:
+            return
+        if kind == "thought" and self.hides_thoughts:
+            if self._kind != "thought" or not self._open["thought"]:
+                self._console.out("thinking", style="dim", highlight=False, end="")
+                self._kind, self._open["thought"] = kind, True
             return
         if kind != self._kind:
             self._break(self._kind)
@@ -55,6 +76,9 @@ class View:
         self._open[kind] = not text.endswith("\n")
         if kind == "thought":
             self._console.out(_printable(text), style="dim", highlight=False, end="")
+        elif self._markdown:
+            self._open[kind] = True
+            self._markdown.feed(_printable(text))
         else:
             self._answers.write(_printable(text) if self._answers_on_terminal else text)
             self._answers.flush()
@@ -131,9 +155,28 @@ class View:
         self._open[kind] = False
         if kind == "thought":
             self._console.out("")
+        elif self._markdown:
+            self._markdown.finish()
         else:
             self._answers.write("\n")
             self._answers.flush()
+
+    def details(self, stats: Stats) -> None:
+        """Everything that is known of an answer, a line for each thing."""
+        self.say("\n".join(_figures(stats).split(" · ")))
+
+    def copy(self, text: str) -> str:
+        """Put a text on the clipboard; says how that went."""
+        for program in (["pbcopy"], ["wl-copy"], ["xclip", "-selection", "clipboard"]):
+            if shutil.which(program[0]):
+                with suppress(OSError, subprocess.SubprocessError):
+                    subprocess.run(program, input=text.encode(), check=True, timeout=5, capture_output=True)
+                    return "copied"
+        if not self._console.is_terminal or self._console.is_dumb_terminal:
+            return "Nothing was copied: there is no clipboard (pbcopy, wl-copy or xclip)."
+        self._console.file.write(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\x07")
+        self._console.file.flush()
+        return "copied, where this terminal lets programs write to the clipboard"
 
 
 def silence(*streams: TextIO) -> None:
@@ -199,7 +242,10 @@ def _figures(stats: Stats) -> str:
     ]
     if stats.draft is not None:
         parts.append(f"{stats.acceptance_rate:.0%} of {stats.verified} proposals accepted")
-    parts.append(f"prefill {seconds.prefill:.2f} s for {stats.prompt_tokens} tokens")
+    read = f"prefill {seconds.prefill:.2f} s for {stats.prompt_tokens - stats.reused_tokens} tokens"
+    parts.append(read + (f", {stats.reused_tokens} re-used" if stats.reused_tokens else ""))
+    if stats.context_limit is not None:
+        parts.append(f"context {stats.prompt_tokens + stats.new_tokens:,} of {stats.context_limit:,}")
     for name in ("draft", "verify", "other"):
         if (measured := getattr(seconds, name)) is not None:
             parts.append(f"{name} {measured:.2f} s")
