@@ -107,14 +107,14 @@ def drafted(
 def read(target: MLXTarget, *pieces: Sequence[int]) -> Any:
     """A cache that has read the pieces, one pass each."""
     held = target.make_cache()
-    for ids in pieces:
+    for ids in filter(None, pieces):
         mx.eval(target.verify(mx.array(list(ids)), held, ()).logits)
     return held
 
 
-def stepped(target: MLXTarget, ids: Sequence[int]) -> Any:
-    """A cache that has read the ids one by one, by mlx-lm's forward alone."""
-    held = target.make_cache()
+def stepped(target: MLXTarget, ids: Sequence[int], held: Any = None) -> Any:
+    """A cache that has read the ids one by one, by mlx-lm's forward alone; a fresh one if none is given."""
+    held = target.make_cache() if held is None else held
     for token in ids:
         mx.eval(target.forward(mx.array([[token]]), held))
     return held

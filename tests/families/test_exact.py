@@ -31,14 +31,15 @@ def test_drafted_text_is_plain_text(name: str) -> None:
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
 @pytest.mark.parametrize("name", ALL)
 def test_drafted_text_is_plain_text_at_length(name: str, params: SamplingParams, plan: str) -> None:
-    truth = truth_of(name, params, 160)
-    for prefill_chunk in (3, 64):
-        assert drafted(family_of(name), truth, PLANS[plan], params, prefill_chunk=prefill_chunk) == truth
+    """Several windows long; the prompt in pieces shorter than a window, or whole."""
+    truth = truth_of(name, params, 96)
+    chunk = 3 if plan in ("part", "mixed") else 64
+    assert drafted(family_of(name), truth, PLANS[plan], params, prefill_chunk=chunk) == truth
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(plan=st.lists(st.integers(0, 7), min_size=1, max_size=8), budget=st.integers(1, 60))
 def test_any_plan_and_any_budget_give_plain_text(name: str, plan: list[int], budget: int) -> None:
     """A budget ends inside blocks."""

@@ -4,6 +4,7 @@ Every ring is shorter than the texts of the tests, every recurrence remembers, a
 least twice.
 """
 
+import copy
 from typing import Any
 
 import mlx.core as mx
@@ -271,6 +272,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def family(name: str, *, seed: int = 0, dtype: mx.Dtype = mx.float32) -> MLXTarget:
-    """A target of this family with sharpened random weights."""
-    return sharpened(FAMILIES[name], f"tiny-{name}", seed=seed, dtype=dtype)
+def family(
+    name: str, *, seed: int = 0, dtype: mx.Dtype = mx.float32, kv_bits: int | None = None, **changes: Any
+) -> MLXTarget:
+    """A target of this family with sharpened random weights; `changes` are entries of its text config."""
+    config = copy.deepcopy(FAMILIES[name])
+    config.get("text_config", config).update(changes)
+    return sharpened(config, f"tiny-{name}", seed=seed, dtype=dtype, kv_bits=kv_bits)

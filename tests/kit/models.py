@@ -87,7 +87,14 @@ def tiny_target(
     return sharpened({**(CONFIGS | LAYOUTS)[kind], **changes}, f"tiny-{kind}", seed=seed, dtype=dtype)
 
 
-def sharpened(config: dict[str, Any], name: str, *, seed: int = 0, dtype: mx.Dtype = mx.float32) -> MLXTarget:
+def sharpened(
+    config: dict[str, Any],
+    name: str,
+    *,
+    seed: int = 0,
+    dtype: mx.Dtype = mx.float32,
+    kv_bits: int | None = None,
+) -> MLXTarget:
     """A random model of mlx-lm's own classes: large weights, so that a wrong state changes the text."""
     mx.random.seed(seed)
     model = build(copy.deepcopy(config))  # mlx-lm writes into what it is given
@@ -96,7 +103,7 @@ def sharpened(config: dict[str, Any], name: str, *, seed: int = 0, dtype: mx.Dty
         inner = getattr(model, "language_model", model)
         inner.model.embed_tokens.weight *= 0.06  # keeps the logits where the cap still tells them apart
     set_dtype(model, dtype)
-    return MLXTarget(model, config, name)
+    return MLXTarget(model, config, name, kv_bits=kv_bits)
 
 
 def _sharpen(path: str, array: mx.array) -> mx.array:

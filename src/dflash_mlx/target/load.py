@@ -13,15 +13,17 @@ from dflash_mlx.errors import CheckpointError, UnsupportedError
 from dflash_mlx.target.model import MLXTarget
 
 
-def load_target(folder: Path, *, dtype: mx.Dtype | None, name: str) -> MLXTarget:
+def load_target(folder: Path, *, dtype: mx.Dtype | None, name: str, kv_bits: int | None = None) -> MLXTarget:
     """Load an mlx-lm model folder.
 
     Args:
         folder: `config.json` and `model*.safetensors`, checked before.
         dtype: type of weights and activations; None keeps them as stored, quantised ones included.
         name: what messages call it.
+        kv_bits: 4 or 8 quantises keys and values, see `MLXTarget`.
 
     Raises:
+        UsageError: for other `kv_bits`.
         UnsupportedError: for a model type that mlx-lm does not know, or a state that cannot be undone.
         CheckpointError: for weights that do not fit their config.
     """
@@ -46,7 +48,7 @@ def load_target(folder: Path, *, dtype: mx.Dtype | None, name: str) -> MLXTarget
         # Quantised products are slow on a CPU, where fp32 is the default: expand.
         dequantize_model(model)
     set_dtype(model, dtype)
-    return MLXTarget(model, config, name)
+    return MLXTarget(model, config, name, kv_bits=kv_bits)
 
 
 def build(config: dict[str, Any]) -> nn.Module:

@@ -19,7 +19,7 @@ from dflash_mlx.errors import NumericalError, UnsupportedError
 from dflash_mlx.kernels import layers, trial
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
 from dflash_mlx.target import caches, kernels, taps
-from dflash_mlx.target.caches import Cache, CacheSnapshot, Tape
+from dflash_mlx.target.caches import Cache, CacheSnapshot, Tape, quantised
 from dflash_mlx.target.recurrence import Recorder
 
 _locks: dict[int, threading.RLock] = {}
@@ -32,12 +32,16 @@ class MLXTarget:
         model: the model, its weights evaluated.
         config: its `config.json`.
         name: what messages call it.
+        kv_bits: 4 or 8 keeps keys and values quantised from the first token on, where the layer's kind of cache
+            allows it; None keeps them in the type of the activations.
 
     Raises:
-        UnsupportedError: for a cache kind that cannot be undone, or a forward that is not what the taps expect.
+        UsageError: for other `kv_bits`.
+        UnsupportedError: for a cache kind that cannot be undone, a forward that is not what the taps expect, or
+            attention that does not read quantised keys.
     """
 
-    def __init__(self, model: nn.Module, config: dict[str, Any], name: str):
+    def __init__(self, model: nn.Module, config: dict[str, Any], name: str, *, kv_bits: int | None = None):
         self.model = model
         self.config = config
         self.name = name
@@ -52,6 +56,9 @@ class MLXTarget:
         self._lock = _lock_of(model)
         caches.check_model(model, self.model_type)
         self._recorder = Recorder(model)
+        quantised.check_bits(kv_bits)
+        self.kv_bits = kv_bits
+        self._kv_group = self._group_size() if kv_bits else 0
         self.hidden_size, self.vocab_size = self._probe()
 
     @property
@@ -67,6 +74,8 @@ class MLXTarget:
 
     def make_cache(self) -> Cache:
         """An empty cache."""
+        if self.kv_bits:
+            return quantised.empty(self.model, self.kv_bits, self._kv_group)
         cache: Cache = make_prompt_cache(self.model)
         return cache
 
@@ -179,6 +188,11 @@ class MLXTarget:
     def _shapes(self) -> kernels.Shapes:
         two = mx.array([[0, 1]])
         return kernels.shapes(self.model, lambda: self.model(two, cache=self.make_cache()), rows=2)
+
+    def _group_size(self) -> int:
+        assert self.kv_bits
+        with self._lock:
+            return quantised.group_size(self.model, self.kv_bits, self.name)
 
     def _trial(self) -> list[mx.array]:
         """Logits of passes of many row counts over one context; lazy."""
