@@ -256,6 +256,7 @@ def test_the_rotation_of_laguna_may_lie_below_its_only_type_of_layer():
         (dspark(conv_kernel_size=2), UnsupportedError, "second-generation|convolutions"),
         (dspark(target_layer_ids=[-2, 3]), CheckpointError, "id -2"),
         (laguna(gating="per-element"), UnsupportedError, "gating 'per-element'"),
+        (laguna(sliding_windows=[5, 9]), UnsupportedError, r"the windows \[5, 9\]"),
         (laguna(num_experts=8), UnsupportedError, "8 experts"),
         (laguna(draft_vocab_size=WORDS), UnsupportedError, r"vocabulary of its own \(24\)"),
     ],

@@ -63,6 +63,7 @@ def test_a_top_level_theta_comes_first():
         ({}, CheckpointError, "no rope_theta"),
         ({"rope_theta": 1e4, "rope_scaling": {"type": "longrope"}}, UnsupportedError, "'longrope'"),
         ({"rope_theta": 1e4, "rope_scaling": {"type": "linear"}}, CheckpointError, "linear"),
+        ({"rope_theta": 1e4, "rope_is_neox_style": False}, UnsupportedError, "neighbouring values in pairs"),
         (
             {"rope_theta": 1e4, "rope_parameters": {"partial_rotary_factor": 0.25}},
             UnsupportedError,

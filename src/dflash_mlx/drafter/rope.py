@@ -47,6 +47,11 @@ class RopeConfig:
             raise UnsupportedError(
                 f"{name} has another rotation for each type of layer; one for all is supported."
             )
+        if config.get("rope_is_neox_style") is False:
+            raise UnsupportedError(
+                f"{name} rotates neighbouring values in pairs (rope_is_neox_style is false); "
+                "rotation of the two halves of a head is supported."
+            )
         if theta is None:
             raise CheckpointError(
                 f"The config of {name} has no rope_theta (top level, rope_parameters or rope_scaling)."

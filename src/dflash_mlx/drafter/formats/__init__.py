@@ -19,6 +19,7 @@ _FOREIGN = {
     "markov_rank": "a DSpark drafter",
     "projector_type": "a drafter with another projector",
     "use_swa": "a MiMo drafter",
+    "attention_value_scale": "a MiMo drafter",
     "attention_sink_bias": "a drafter with attention sinks",
     "sample_from_anchor": "a drafter whose anchor slot predicts",
     "shift_label": "a drafter whose slots predict the token after them",

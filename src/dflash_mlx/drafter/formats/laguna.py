@@ -20,6 +20,8 @@ def _flatten(config: Config, name: str) -> Config:
         raise refuse(name, f"a Laguna drafter with {config['num_experts']} experts")
     if config.get("draft_vocab_size", config.get("vocab_size")) != config.get("vocab_size"):
         raise refuse(name, f"a Laguna drafter with a vocabulary of its own ({config['draft_vocab_size']})")
+    if len(set(config.get("sliding_windows") or ()) | {config.get("sliding_window")}) > 1:
+        raise refuse(name, f"a Laguna drafter whose layers have the windows {config['sliding_windows']}")
     parameters = config.get("rope_parameters") or {}
     types = set(config.get("layer_types") or ())
     # Its target rotates full and sliding layers differently; a drafter whose layers are of one type has one rotation.
