@@ -121,6 +121,30 @@ def convert(
     _report(None, debug or outer.debug, body)
 
 
+@app.command()
+def models(
+    ctx: typer.Context,
+    target_model: Annotated[
+        str | None, typer.Option(help="Hold drafters against this target: folder, hub id or alias.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", show_default=False)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", show_default=False)] = False,
+) -> None:
+    """List the known pairs and what of them is here, or the drafters that fit a target; nothing is fetched."""
+    outer: Options = ctx.meta.get(_OUTER, Options())
+
+    def body(view: View) -> int:
+        _refuse_outer(outer, "models")
+        from dflash_mlx.cli.models import for_reading, list_models
+
+        found = list_models(target_model)
+        as_json = json or outer.json
+        _show(view, found if as_json else for_reading(found), as_json)
+        return 0
+
+    _report(None, debug or outer.debug, body)
+
+
 def main() -> None:
     """`dflash-mlx`."""
     _start(app)

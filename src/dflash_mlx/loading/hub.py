@@ -14,8 +14,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from huggingface_hub import HfApi, constants, get_token, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_token,
+    scan_cache_dir,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
+    CacheNotFound,
     EntryNotFoundError,
     FileMetadataError,
     GatedRepoError,
@@ -62,7 +70,7 @@ def small_files(repo: str, *, role: str) -> Snapshot:
         HubError: saying which repository of the pair could not be fetched, why, and what to do.
     """
     with _explained(repo, role):
-        if folder := _cached(repo, tokenizer=role == "target"):
+        if folder := cached(repo, tokenizer=role == "target"):
             return Snapshot(repo, role, folder, whole=True)
         # Asked for by itself: this call has a time limit and its errors arrive unwrapped.
         HfApi().model_info(repo, timeout=ANSWER_WITHIN)
@@ -83,7 +91,8 @@ def weights(snapshot: Snapshot) -> Path:
         return _download(snapshot.repo, [files.WEIGHTS], revision=snapshot.folder.name)
 
 
-def _cached(repo: str, *, tokenizer: bool) -> Path | None:
+def cached(repo: str, *, tokenizer: bool) -> Path | None:
+    """The folder of a repository that is wholly in the cache, tokenizer included if asked; asks no network."""
     try:
         found = snapshot_download(repo, local_files_only=True, allow_patterns=[*SMALL_FILES, files.WEIGHTS])
     except LocalEntryNotFoundError:
@@ -91,6 +100,21 @@ def _cached(repo: str, *, tokenizer: bool) -> Path | None:
     folder = Path(found)
     # A folder that another program filled may lack files without the hub's list to tell.
     return folder if files.complete(folder, tokenizer=tokenizer) else None
+
+
+def cached_config(repo: str) -> Path | None:
+    """A repository's config.json in the cache, whatever else of it is there; asks no network."""
+    found = try_to_load_from_cache(repo, "config.json", cache_dir=constants.HF_HUB_CACHE)
+    return Path(found) if isinstance(found, str) else None
+
+
+def cached_repos() -> list[str]:
+    """Hub ids of all models of which something is in the cache; asks no network."""
+    try:
+        found = scan_cache_dir(constants.HF_HUB_CACHE)
+    except (CacheNotFound, ValueError):  # none yet, or a file of that name
+        return []
+    return sorted(repo.repo_id for repo in found.repos if repo.repo_type == "model")
 
 
 def _download(repo: str, patterns: list[str], revision: str | None = None) -> Path:

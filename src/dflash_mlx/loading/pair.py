@@ -88,6 +88,15 @@ def check_pair(target: TargetShape, draft: DraftConfig, *, draft_name: str, toke
     Raises:
         PairError: with both names and the numbers that differ.
     """
+    if wrong := differences(target, draft, tokens=tokens):
+        raise PairError(
+            f"The drafter {draft_name} does not fit the target {target.name}: {'; '.join(wrong)}. "
+            "Take the drafter that was trained for this target."
+        )
+
+
+def differences(target: TargetShape, draft: DraftConfig, *, tokens: int | None) -> list[str]:
+    """What keeps a drafter from a target, with the numbers; [] where it fits. Arguments as `check_pair`."""
     wrong: list[str] = []
     if draft.hidden_size != target.hidden_size:
         wrong.append(f"hidden size {draft.hidden_size} against {target.hidden_size}")
@@ -108,11 +117,7 @@ def check_pair(target: TargetShape, draft: DraftConfig, *, draft_name: str, toke
             wrong.append(f"vocabulary of {draft.vocab_size} against {target.vocab_size}")
     if draft.mask_token_id >= target.vocab_size:
         wrong.append(f"mask token {draft.mask_token_id}, the target embeds {target.vocab_size} tokens")
-    if wrong:
-        raise PairError(
-            f"The drafter {draft_name} does not fit the target {target.name}: {'; '.join(wrong)}. "
-            "Take the drafter that was trained for this target."
-        )
+    return wrong
 
 
 def check_same_tokens(

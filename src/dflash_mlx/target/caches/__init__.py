@@ -81,6 +81,11 @@ def check_model(model: nn.Module, model_type: str) -> None:
         )
 
 
+def kinds(model: nn.Module) -> list[str]:
+    """Names of the classes that a model's caches are made of, mixtures taken apart; looks at no weight."""
+    return sorted({type(layer).__name__ for layer in parts(stock.make_prompt_cache(model))})
+
+
 def check_kinds(cache: Cache, model_type: str) -> None:
     """Refuse a cache with objects of a class that is not in the table.
 
