@@ -10,9 +10,10 @@ from mlx.utils import tree_flatten
 from dflash_mlx import DFlashGenerator
 from dflash_mlx.drafter import Drafter, DraftNetwork, load_draft, save_draft
 from dflash_mlx.drafter.parts import Ends
-from dflash_mlx.errors import CheckpointError, PairError
+from dflash_mlx.errors import CheckpointError, PairError, UnsupportedError
 from tests.drafter import test_formats as formats
 from tests.drafter.toys import ToyEnds, random_network
+from tests.kit.models import tiny_target
 from tests.loading.checkpoints import DRAFT, VOCAB, write_target
 
 SAMPLED = {"temperature": 0.8, "top_k": 50, "seed": 7}
@@ -107,6 +108,19 @@ def test_drafted_text_is_plain_text_whatever_the_format(kind, target, tmp_path):
             ours = drafted.generate("Say it.", max_new_tokens=24, **options)
             assert ours.token_ids == target.generate("Say it.", max_new_tokens=24, **options).token_ids
             assert (ours.stats.block_size, ours.stats.verified > 0) == (8, True)
+
+
+def test_a_bare_embedding_is_the_table_without_the_model_s_scale():
+    scaled = tiny_target("gemma2")
+    ids = mx.array([3, 1, 4])
+    assert mx.allclose(scaled.embed(ids), scaled.lookup(ids) * 64**0.5, rtol=1e-5)
+    assert mx.array_equal(scaled.lookup(ids), scaled.model.model.embed_tokens(ids))
+
+
+def test_a_bare_embedding_that_cannot_be_reached_is_refused():
+    odd = tiny_target("gpt2", vocab_size=VOCAB)
+    with pytest.raises(UnsupportedError, match="'gpt2' model keeps its embedding where"):
+        Drafter(network_of("muse"), odd)
 
 
 def test_a_drafter_of_another_format_for_another_target_is_refused(target, tmp_path):

@@ -30,6 +30,9 @@ class SharedEnds(Protocol):
     def embed(self, ids: mx.array) -> mx.array:
         """Token ids [S] to the rows [S, D] that enter the target's layer 0."""
 
+    def lookup(self, ids: mx.array) -> mx.array:
+        """Token ids [S] to rows [S, D] of the embedding's table, neither scaled nor normed."""
+
     def head(self, hidden: mx.array) -> mx.array:
         """Normed rows [S, D] to logits [S, V], the target's own scale and soft-cap included."""
 
@@ -55,7 +58,8 @@ class Drafter:
         """Bind a network to a target.
 
         Raises:
-            PairError: hidden sizes differ, or the mask id is no row of the target's embedding.
+            PairError: hidden sizes differ, or ids of the network are none of the target's.
+            UnsupportedError: the network needs the target's bare embedding, which cannot be reached.
         """
         config = network.config
         if config.hidden_size != target.hidden_size:
@@ -79,7 +83,8 @@ class Drafter:
         self.name = network.name
         self.taps: tuple[int, ...] = config.target_layer_ids
         self.block_size: int = config.block_size
-        self._target_dtype = target.embed(mx.array([0])).dtype  # of what its head takes; nothing is computed
+        self._embed = target.lookup if config.parts.raw_embedding else target.embed
+        self._target_dtype = self._embed(mx.array([0])).dtype  # of what its head takes; nothing is computed
         self._context = network.make_context()
         self._waiting: list[Waiting] = []
         own_cap = config.final_logit_softcapping
@@ -133,7 +138,7 @@ class Drafter:
         config.effective_block_size(block_size)
         masks = [config.mask_token_id] * (block_size - (2 if config.parts.anchor_predicts else 1))
         if network.embed_tokens is None:
-            embedded = self.target.embed(mx.array([anchor, *masks]))
+            embedded = self._embed(mx.array([anchor, *masks]))
         else:
             rows_of_own = network.embed_tokens.weight.shape[0]  # a target may be padded beyond them
             embedded = network.embed_tokens(mx.array([min(anchor, rows_of_own - 1), *masks]))

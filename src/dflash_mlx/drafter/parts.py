@@ -55,6 +55,9 @@ class Parts:
     markov: Markov | None = None
     confidence_head: bool = False
     confidence_sees_markov: bool = False  # besides the hidden row it reads the Markov embedding
+    raw_embedding: bool = (
+        False  # of the target's embedding the bare table, without the target's scale or norm
+    )
     head_gate: bool = False  # each attention head's output is scaled by a softplus of the layer's input
     tap_norms: bool = False  # each tapped feature is normed before they are fused
     context_norm: bool = False  # fused rows pass a layer's input norm, as block rows do

@@ -37,6 +37,9 @@ class _Ends:
         keys = [mx.random.key(int(token)) for token in ids.tolist()]  # type: ignore[arg-type, union-attr]
         return mx.stack([mx.random.normal((self.hidden_size,), key=key) for key in keys])
 
+    def lookup(self, ids: mx.array) -> mx.array:
+        return self.embed(ids)
+
     def head(self, hidden: mx.array) -> mx.array:
         return hidden
 

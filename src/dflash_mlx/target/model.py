@@ -94,6 +94,21 @@ class MLXTarget:
             return reached.rows[0]
         raise AssertionError("the forward did not reach layer 0")
 
+    def lookup(self, ids: mx.array) -> mx.array:
+        """Token ids [S] to rows [S, D] of the embedding's table, neither scaled nor normed.
+
+        Raises:
+            UnsupportedError: the model keeps its table where it cannot be told.
+        """
+        table = getattr(self._trunk, "embed_tokens", None)
+        if table is None:
+            raise UnsupportedError(
+                f"A '{self.model_type}' model keeps its embedding where this drafter's format cannot reach it; "
+                "take a drafter of another format."
+            )
+        rows: mx.array = table(ids)
+        return rows
+
     def head(self, hidden: mx.array) -> mx.array:
         """Normed rows [S, D] to logits [S, V]: the model's own forward above its layers, soft-cap included."""
         with self._lock, taps.returning(self._trunk, hidden[None]):

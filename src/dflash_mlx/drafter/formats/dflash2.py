@@ -19,7 +19,7 @@ def _parts(config: Config, name: str) -> Parts:
     selector = Selector(
         rank=count(config, "selector_rank", name), top_k=count(config, "selector_top_k", name), rows=rows
     )
-    return Parts(convolution=convolution, selector=selector)
+    return Parts(raw_embedding=True, convolution=convolution, selector=selector)
 
 
 FORMAT = Format(
