@@ -1,5 +1,6 @@
 """A generator that answers by the last word asked, so that the console can be tested without a model."""
 
+import hashlib
 import json
 import signal
 import time
@@ -39,6 +40,8 @@ class FakeGenerator:
     def __post_init__(self):
         if self.target_model == "missing":
             raise HubError("The target missing could not be fetched; try another name.")
+        if self.target_model == "slow":
+            time.sleep(20)
         self.notes = (f"made of {self.target_model or 'the default pair'}",)
 
     def __enter__(self):
@@ -95,6 +98,14 @@ class FakeGenerator:
                 for number in range(400):
                     yield "answer", f"word{number} "
                     time.sleep(0.02)
+            case "length":
+                digest = hashlib.sha256(asked.encode()).hexdigest()
+                yield "answer", f"got {len(asked)} {digest}"
+            case "late":
+                time.sleep(20)
+            case "markdown":
+                for piece in ("**bo", "ld** and\n\n```python\n1 ", "= one\n```\n"):
+                    yield "answer", piece
             case "think":
                 yield from [
                     ("thought", "hmm "),

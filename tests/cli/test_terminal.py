@@ -1,17 +1,30 @@
 """The chat on a terminal of its own (a pty), driven as a hand would."""
 
+import atexit
+import fcntl
+import hashlib
 import os
 import pty
 import re
 import select
+import shutil
 import signal
+import stat
+import struct
 import subprocess
+import tempfile
+import termios
 import time
 from contextlib import contextmanager
+
+import pytest
 
 from tests.cli.test_process import PROGRAM, environment
 
 CTRL_C, CTRL_D, ENTER, BACKSPACE, UP, LEFT = b"\x03", b"\x04", b"\r", b"\x7f", b"\x1b[A", b"\x1b[D"
+ALT_ENTER, TAB = b"\x1b\r", b"\t"
+OWN = tempfile.mkdtemp(prefix="dflash-terminal-")  # no test writes to the history of whoever runs it
+atexit.register(shutil.rmtree, OWN, ignore_errors=True)
 TIMEOUT = 10
 
 
@@ -26,6 +39,18 @@ class Terminal:
 
     def type(self, keys):
         os.write(self._master, keys)
+
+    def type_all(self, keys):
+        """Type more than the terminal holds at once, reading meanwhile."""
+        while keys:
+            self._pump(0)
+            if select.select([], [self._master], [], 0.2)[1]:
+                keys = keys[os.write(self._master, keys[:512]) :]
+
+    def wait_for_reading(self):
+        """Give the answer time to begin; nothing of it is shown yet."""
+        time.sleep(0.3)
+        self._pump(0)
 
     def line(self, text):
         """Wait for the prompt, then type a line."""
@@ -56,8 +81,8 @@ class Terminal:
             assert time.monotonic() < deadline, f"no {what!r} in {self.seen[-500:]!r}"
             assert self._pump(), f"ended without {what!r}: {self.seen[-500:]!r}"
 
-    def _pump(self):
-        ready, _, _ = select.select([self._master], [], [], 0.5)
+    def _pump(self, seconds=0.5):
+        ready, _, _ = select.select([self._master], [], [], seconds)
         if not ready:
             return True
         try:
@@ -73,14 +98,17 @@ def plain(text):
 
 
 @contextmanager
-def terminal(*arguments, stdout=None, **variables):
+def terminal(*arguments, stdout=None, columns=300, **variables):
     master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    own = {"TERM": "xterm", "NO_COLOR": "", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    own |= {"DFLASH_CACHE": OWN, "DFLASH_BLAS": "off", "COLUMNS": "", "LINES": ""}
     process = subprocess.Popen(
         [*PROGRAM, *arguments],
         stdin=slave,
         stdout=slave if stdout is None else stdout,
         stderr=slave,
-        env=environment(**{"TERM": "xterm", "NO_COLOR": "", "PROMPT_TOOLKIT_NO_CPR": "1", **variables}),
+        env=environment(**{**own, **variables}),
         preexec_fn=_own_terminal,
     )
     os.close(slave)
@@ -93,9 +121,6 @@ def terminal(*arguments, stdout=None, **variables):
 
 
 def _own_terminal():
-    import fcntl
-    import termios
-
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
@@ -192,3 +217,149 @@ def test_interrupted_while_typing_a_prompt_exits_130():
         screen.type(CTRL_C)
         assert screen.leave() == 130
         assert "Traceback" not in screen.seen
+
+
+def test_alt_enter_and_quotes_make_one_message_of_many_lines():
+    """cli-repl 143."""
+    with terminal("chat", "--plain", "--no-stats") as screen:
+        screen.wait_for_prompt()
+        screen.type(b"one" + ALT_ENTER + b"two echo" + ENTER)
+        screen.wait_for('"content": "one\\ntwo echo"')
+        screen.wait_for_prompt()
+        screen.type(b'"""' + ENTER + b"three" + ENTER + b'echo"""' + ENTER)
+        screen.wait_for('"content": "three\\necho"')
+        screen.line("/exit")
+        assert screen.leave() == 0
+
+
+def test_a_large_paste_arrives_byte_for_byte():
+    paste = (
+        "\n".join(f"line {i}:\tsome \\ text \u00e9\u6f22 [b] /x {'y' * 40}" for i in range(300)) + "\nlength"
+    )
+    assert len(paste.encode()) > 20_000
+    with terminal("chat", "--plain", "--no-stats", "--no-history") as screen:
+        screen.wait_for_prompt()
+        screen.type_all(b"\x1b[200~" + paste.encode() + b"\x1b[201~")
+        screen.type_all(ENTER)
+        screen.wait_for(f"got {len(paste)} {hashlib.sha256(paste.encode()).hexdigest()}")
+
+
+def test_commands_are_completed_by_tab():
+    with terminal("chat", "--no-stats") as screen:
+        screen.wait_for_prompt()
+        screen.type(b"/und" + TAB)
+        screen.wait_for("/undo")
+        screen.type(ENTER)
+        screen.wait_for("nothing to undo")
+        screen.wait_for_prompt()
+        screen.type(b"/set temp" + TAB)
+        screen.wait_for("temperature")
+        screen.type(b" 0.125" + ENTER)
+        screen.wait_for("temperature 0.125")
+
+
+def test_lines_are_recalled_in_the_next_run_unless_that_is_unwanted(tmp_path):
+    """cli-repl 146."""
+    runs = [([], True), ([], False), (["--no-history"], False)]
+    for options, types in runs:
+        with terminal("chat", "--plain", *options, DFLASH_CACHE=str(tmp_path)) as screen:
+            if types:
+                screen.line("remember echo")
+                screen.wait_for('"content": "remember echo"')
+            else:
+                screen.wait_for_prompt()
+                screen.type(UP + UP + ENTER)  # the last line was /exit
+                if options:
+                    screen.type(b"nothing echo" + ENTER)
+                screen.wait_for('"content": "nothing echo"' if options else '"content": "remember echo"')
+            screen.line("/exit")
+            assert screen.leave() == 0
+    assert stat.S_IMODE((tmp_path / "history").stat().st_mode) == 0o600
+    assert "nothing" not in (tmp_path / "history").read_text()
+
+
+@pytest.mark.slow
+def test_a_message_can_be_written_in_an_editor(tmp_path):
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nprintf 'written\\nthere echo\\n' > \"$1\"\n")
+    editor.chmod(0o755)
+    with terminal("chat", "--plain", EDITOR=str(editor), VISUAL="") as screen:
+        screen.line("/edit")
+        screen.wait_for('"content": "written\\nthere echo"')
+        screen.wait_for_prompt()
+    with terminal("chat", EDITOR="/nowhere/editor", VISUAL="") as screen:
+        screen.line("/edit")
+        screen.wait_for("Set EDITOR to one that works")
+        screen.wait_for_prompt()
+        assert "Traceback" not in screen.seen
+
+
+def test_markdown_is_drawn_while_it_streams():
+    """cli-repl 147."""
+    with terminal("chat", "--no-stats", columns=40) as screen:
+        screen.line("markdown")
+        screen.wait_for("1 = one")
+        screen.wait_for_prompt()
+        assert "\x1b[1mbold\x1b[0m" in screen.seen and "**bold**" not in screen.seen
+        screen.type(CTRL_D)
+        assert screen.leave() == 0
+
+
+@pytest.mark.slow
+def test_a_stopped_markdown_answer_leaves_a_whole_screen():
+    with terminal("chat", "--no-stats") as screen:
+        screen.line("slow")
+        screen.wait_for("word2 ")
+        screen.type(CTRL_C)
+        screen.wait_for("stopped")
+        screen.wait_for_prompt()
+        screen.type(b"hi" + ENTER)
+        screen.wait_for("hi")
+
+
+@pytest.mark.slow
+def test_markdown_is_left_alone_where_plain_text_is_wanted():
+    for options, variables in ((["--plain"], {}), ([], {"NO_COLOR": "1"}), ([], {"TERM": "dumb"})):
+        with terminal("chat", *options, **variables) as screen:
+            screen.line("markdown")
+            screen.wait_for("**bold**")
+
+
+def test_a_chat_says_what_it_loads_and_how_long_that_took():
+    with terminal("chat") as screen:
+        screen.wait_for("Loading the default pair of this machine")
+        screen.wait_for("1.50 GB ready in 0.1 s")
+        screen.wait_for_prompt()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_loading_and_before_the_first_token_is_quiet():
+    with terminal("chat", "--target-model", "slow") as screen:
+        screen.wait_for("Loading slow")
+        screen.type(CTRL_C)
+        assert screen.leave() == 130 and "Traceback" not in screen.seen
+    with terminal("chat", "--plain") as screen:
+        screen.line("late")
+        screen.wait_for_reading()
+        screen.type(CTRL_C)
+        screen.wait_for("stopped")
+        screen.line("echo")
+        screen.wait_for('[{"role": "user", "content": "echo"}]')
+
+
+def test_a_whole_dialogue_in_40_columns():
+    with terminal("chat", "--no-stats", "--plain", columns=40, TERM="dumb") as screen:
+        for line in ("hi", "/undo", "think", "/xyz", "/exit"):
+            screen.line(line)
+        assert screen.leave() == 0
+    assert screen.seen.replace("\r\n", "\n").replace("\r", "") == (
+        "Loading the default pair of this machine ...\n"
+        "made of the default pair\n"
+        "fake-target with fake-draft \u00b7 1.50 GB ready in 0.1 s \u00b7 temperature 0.6, top_p 0.95 \u00b7 "
+        "/help lists the commands\n"
+        "> hi\nhi\n"
+        "> /undo\nforgotten: hi\n"
+        "> think\nhmm [b]so\nyes, it is\n"
+        "> /xyz\n/xyz is not a command; /help lists them. A space before it sends it as text.\n"
+        "> /exit\n"
+    )
