@@ -10,7 +10,7 @@ from dflash_mlx.drafter import Drafter, load_draft
 from dflash_mlx.target import MLXTarget, load_target
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-NAMES = ("full", "sliding", "yarn", "causal", "dflash2")
+NAMES = ("full", "sliding", "yarn", "causal", "dflash2", "muse")
 
 
 @pytest.fixture(scope="module")

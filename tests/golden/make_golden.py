@@ -1,4 +1,4 @@
-"""Makes the golden values of this folder with the published PyTorch implementation (package `dflash` 0.1.0).
+"""Makes the golden values of this folder with published PyTorch code: package `dflash` 0.1.0, Transformers for Muse.
 
     python3 -m venv /tmp/goldenv
     /tmp/goldenv/bin/pip install torch==2.13.0 transformers==5.24.0 safetensors numpy
@@ -29,7 +29,7 @@ import dflash.model as published
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, Qwen3Config, Qwen3ForCausalLM
 
 HERE = Path(__file__).parent
 VOCAB, HIDDEN, TARGET_LAYERS = 64, 32, 6
@@ -117,6 +117,17 @@ DRAFTERS = {
             "selector_top_k": 6,
         },
     },
+    "muse": {
+        "architectures": ["MuseGlimmerAssistantModel"],
+        "model_type": "muse_glimmer_assistant",
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "sliding_attention"],
+        "sliding_window": 128,  # longer than the text: stacks differ by one key at its edge
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "block_size": BLOCK,
+        "mask_token_id": MASK,
+        "target_layer_ids": [1, 3],
+    },
 }
 GENERATING = ("full", "sliding", "dflash2")
 ROPES = {  # what Transformers makes of rope parameters: inverse frequencies and amplitude
@@ -165,6 +176,31 @@ def rounded(model: torch.nn.Module) -> torch.nn.Module:
     return model.eval()
 
 
+class MuseAssistant(MuseGlimmerAssistantModel):
+    """Transformers' own drafter, called and saved as the others here; it borrows the target's ends."""
+
+    def __init__(self, config: dict) -> None:
+        known = MuseGlimmerAssistantConfig(**{**config, "dtype": "float32"}, initializer_range=0.2)
+        super().__init__(known)
+        self.target_layer_ids = config["target_layer_ids"]
+        for key, parameter in self.named_parameters():
+            if "norm" in key:
+                parameter.data += 0.2 * torch.randn_like(parameter)
+
+    def forward(self, *, target_hidden, noise_embedding, position_ids, past_key_values, use_cache):
+        assert past_key_values is None and not use_cache
+        return (
+            super()
+            .forward(
+                noise_embeds=noise_embedding, context_hidden_states=target_hidden, position_ids=position_ids
+            )
+            .last_hidden_state
+        )
+
+    def compute_logits(self, hidden, output_head):
+        return output_head(hidden)
+
+
 def make_target() -> Qwen3ForCausalLM:
     torch.manual_seed(7)
     config = Qwen3Config(
@@ -199,8 +235,10 @@ def save_model(folder: Path, config: dict, model: torch.nn.Module) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def make_drafter(name: str) -> published.DFlashDraftModel:
+def make_drafter(name: str) -> published.DFlashDraftModel | MuseAssistant:
     torch.manual_seed(11)
+    if name == "muse":
+        return rounded(MuseAssistant({**BASE, **DRAFTERS[name]}))
     config = Qwen3Config(**{**BASE, **DRAFTERS[name], "dtype": "float32"}, initializer_range=0.2)
     draft = getattr(published, DRAFTERS[name].get("architectures", BASE["architectures"])[0])(config)
     for key, parameter in draft.named_parameters():
@@ -276,11 +314,12 @@ def train(draft, target, texts: torch.Tensor, steps: int) -> None:
 def rounds_of(draft, target, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     features = features_of(target, ids, draft.target_layer_ids)
     golden = {"ids": ids[0].int(), "features": features[0]}
-    cache = published._make_cache(draft.config)
+    cache = None if isinstance(draft, MuseAssistant) else published._make_cache(draft.config)
     first = 0
     for number, count in enumerate(SPANS):
         end = first + count
-        rows = draft_rows(draft, target, cache, features[:, first:end], first, ids[:, end])
+        start = 0 if cache is None else first  # without a cache all features are given anew
+        rows = draft_rows(draft, target, cache, features[:, start:end], start, ids[:, end])
         logits = draft.compute_logits(rows, published._output_head(target))
         whole = draft_logits(draft, target, None, features[:, :end], 0, ids[:, end])
         assert torch.allclose(logits, whole, atol=1e-4), (number, (logits - whole).abs().max())
