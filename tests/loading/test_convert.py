@@ -240,6 +240,15 @@ def test_a_config_that_drafts_otherwise_is_not_kept(wide, tmp_path, monkeypatch)
     assert left(tmp_path) == ["wide"]
 
 
+def test_widths_that_cannot_be_packed_are_named(tmp_path):
+    source = write_toy(tmp_path / "source", toy_network(), toy_config())
+    with pytest.raises(
+        UsageError, match="bits 4: .* has rows of 16 values, no multiple of 32; leave bits out"
+    ):
+        convert_draft(source, tmp_path / "out", bits=4)
+    assert left(tmp_path) == ["source"]
+
+
 def test_numbers_beyond_float16_are_refused(tmp_path):
     network = toy_network(**WIDE)
     network.norm.weight = network.norm.weight * 1e6

@@ -1,4 +1,4 @@
-"""How much memory a pair takes is told before it is loaded, with the sizes."""
+"""How much memory a pair takes is told before it is loaded, with the sizes (field case 99, of kind memory)."""
 
 import json
 from dataclasses import replace

@@ -269,7 +269,9 @@ def _examine(view: View, outer: Options, json: bool) -> int:
 def _refuse_outer(outer: Options, command: str) -> None:
     for name in outer.given():
         if name not in ("json", "debug"):
-            raise UsageError(f"{flag(name)} has no meaning for {command}; leave it out.")
+            raise UsageError(
+                f"{flag(name)} has no meaning for {command} before its name; leave it out, or put it after."
+            )
 
 
 def _show(view: View, found: Record, json: bool) -> None:

@@ -16,8 +16,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from dflash_mlx.drafter import DraftConfig, DraftNetwork, Probe, expand, load_draft, probe, save_draft
-from dflash_mlx.errors import DFlashError, NumericalError, UsageError, WriteError
+from dflash_mlx.errors import DFlashError, UsageError, WriteError
 from dflash_mlx.loading import files
+from dflash_mlx.loading.agreement import Agreement, compared
 from dflash_mlx.loading.checkpoint import FolderCheckpoint
 from dflash_mlx.loading.names import draft_named
 from dflash_mlx.loading.pair import is_drafter
@@ -28,22 +29,6 @@ DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
 _STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 # What a tokenizer needs: a drafter that brings one is still refused for a target with another.
 _TOKENIZER = ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json")
-# Root mean square of the difference over that of the rows: more is no rounding any more.
-_MOST = {4: 1.0, 8: 0.25, None: 0.1}
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """The same random input through the network before and after."""
-
-    compared: str  # "logits", or "hidden" rows where the drafter borrows its target's head
-    rows: int
-    exact: bool  # bit by bit
-    max_difference: float
-    relative_difference: float  # root mean squares, of the difference over the rows before
-    same_token: (
-        float  # share of rows that draft the same token; of hidden rows: whose largest entry is the same
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +96,7 @@ def convert_draft(
     say(f"Reading {draft.name} ({config.format.title}, {source_nbytes / GB:.2f} GB)")
     computed = _computed(kept, given)
     before = _probed(draft.folder, draft.name, computed)
-    network = load_draft(
-        draft.folder, name=draft.name, bits=bits if bits in (4, 8) else None, dtype=DTYPES[given]
-    )
-    if bits == 16:
-        expand(network)
-        mx.eval(network.parameters())
+    network = _converted(draft, bits, DTYPES[given])
     nbytes = _nbytes(network)
     with _beside(out, force) as partial:
         say(f"Writing {out} ({nbytes / GB:.2f} GB)")
@@ -126,7 +106,8 @@ def convert_draft(
         parameters, now = _count(network), network.bits
         del network
         same_weights = now == packed and given in (kept, "float32")
-        agreement = _compared(before, _probed(partial, out.name, computed), now, given, same_weights)
+        after = _probed(partial, out.name, computed)
+        agreement = compared(before, after, bits=now, dtype=given, same_weights=same_weights)
     return Conversion(
         source=draft.name,
         format=config.format.title,
@@ -162,7 +143,7 @@ def _check_out(out: Path, force: bool) -> None:
         return
     if not force:
         raise UsageError(
-            f"{out} is not empty (it holds {held[0].name}); give another folder, or force to replace it."
+            f"{out} is not empty (it holds {held[0].name}); give another folder, or force=True (--force) to replace it."
         )
     try:
         replaceable = is_drafter(files.read_json(out / "config.json", name=out.name))
@@ -189,6 +170,17 @@ def _probed(folder: Path, name: str, dtype: mx.Dtype) -> Probe:
     found = probe(load_draft(folder, name=name, dtype=dtype))
     mx.clear_cache()
     return found
+
+
+def _converted(draft: FolderCheckpoint, bits: int | None, dtype: mx.Dtype) -> DraftNetwork:
+    try:
+        network = load_draft(draft.folder, name=draft.name, bits=None if bits == 16 else bits, dtype=dtype)
+    except UsageError as error:  # widths that cannot be packed
+        raise UsageError(str(error).replace("draft_bits", "bits")) from error
+    if bits == 16:
+        expand(network)
+        mx.eval(network.parameters())
+    return network
 
 
 @contextmanager
@@ -263,48 +255,6 @@ def _check_written(network: DraftNetwork, partial: Path, out: Path) -> int:
 
 def _same(held: mx.array, read: mx.array) -> bool:
     return held.dtype == read.dtype and mx.array_equal(held, read, equal_nan=True).item() is True
-
-
-def _compared(before: Probe, after: Probe, bits: int | None, dtype: str, same_weights: bool) -> Agreement:
-    if not mx.all(mx.isfinite(before.rows)).item():
-        raise NumericalError(
-            "What the drafter computes before the conversion is no numbers; is its file sound?"
-        )
-    if not mx.all(mx.isfinite(after.rows)).item():
-        raise NumericalError(
-            f"What the drafter computes as {dtype} is no numbers any more; give bfloat16 or float32."
-        )
-    found = _agreement(before, after)
-    if same_weights and not found.exact:
-        raise WriteError(
-            f"The written drafter differs from its source by {found.max_difference:.2g}, where nothing was to "
-            "change; the folder was not kept."
-        )
-    if found.relative_difference > (most := _MOST[bits]):
-        raise WriteError(
-            f"The written drafter differs from its source by {found.relative_difference:.0%} of its rows, more "
-            f"than {most:.0%}; the folder was not kept. Give more bits."
-        )
-    return found
-
-
-def _agreement(before: Probe, after: Probe) -> Agreement:
-    difference = before.rows - after.rows
-    relative = mx.sqrt(mx.mean(difference**2)) / mx.sqrt(mx.mean(before.rows**2))
-    return Agreement(
-        compared=before.of,
-        rows=before.rows.shape[0],
-        exact=bool(mx.array_equal(before.rows, after.rows).item())
-        and bool(mx.array_equal(before.tokens, after.tokens).item()),
-        max_difference=_number(mx.max(mx.abs(difference))),
-        relative_difference=_number(relative),
-        same_token=_number(mx.mean(before.tokens == after.tokens)),
-    )
-
-
-def _number(array: mx.array) -> float:
-    value: float = array.item()  # type: ignore[assignment]
-    return value
 
 
 def _nbytes(network: DraftNetwork) -> int:
