@@ -50,6 +50,12 @@ def speculators(**changes: Any) -> dict[str, Any]:
     return own | changes
 
 
+def without_vocabulary() -> dict[str, Any]:
+    config = speculators()
+    inner = {key: value for key, value in config["transformer_layer_config"].items() if key != "vocab_size"}
+    return config | {"transformer_layer_config": inner}
+
+
 def dspark(**changes: Any) -> dict[str, Any]:
     own = {
         "architectures": ["Qwen3DSparkModel"],
@@ -200,13 +206,6 @@ def test_layer_ids_of_speculators_count_from_the_embedding():
     assert config.target_layer_ids == (-1, 1, 4)
 
 
-def test_speculators_leave_out_what_equals_transformers_defaults():
-    inner = {"model_type": "qwen3", "num_hidden_layers": 5, "num_key_value_heads": 8}
-    config = DraftConfig.from_dict(speculators(transformer_layer_config=inner), name="toy")
-    assert (config.hidden_size, config.intermediate_size, config.num_attention_heads) == (4096, 22016, 32)
-    assert (config.head_dim, config.vocab_size, config.rope.theta) == (128, 151936, 10000.0)
-
-
 @pytest.mark.parametrize("non_causal", [False, True])
 def test_sliding_layers_of_speculators_are_causal_unless_the_config_says_otherwise(non_causal):
     config = DraftConfig.from_dict(speculators(sliding_window_non_causal=non_causal), name="toy")
@@ -242,6 +241,12 @@ def test_the_rotation_of_laguna_may_lie_below_its_only_type_of_layer():
         (dflash2(markov_rank=4), UnsupportedError, "a DSpark drafter"),
         (speculators(transformer_layer_config=None), CheckpointError, "no transformer_layer_config"),
         (speculators(transformer_layer_config={"model_type": "llama"}), UnsupportedError, "'llama' layers"),
+        (
+            speculators(transformer_layer_config={"hidden_size": 16}),
+            CheckpointError,
+            "no value for intermediate_size",
+        ),
+        (without_vocabulary(), CheckpointError, "no value for vocab_size"),
         (speculators(target_hidden_size=32), UnsupportedError, r"another width \(32\)"),
         (speculators(aux_hidden_state_layer_ids=None), CheckpointError, "no aux_hidden_state_layer_ids"),
         (speculators(aux_hidden_state_layer_ids=[-1, 3]), CheckpointError, "layer id -1 in aux_hidden"),

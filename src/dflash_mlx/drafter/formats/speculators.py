@@ -14,18 +14,6 @@ from dflash_mlx.drafter.parts import Parts
 from dflash_mlx.errors import CheckpointError
 
 _DEFAULT_BLOCK_SIZE = 8
-# The nested section leaves out what equals Transformers' defaults for Qwen3.
-_QWEN3 = {
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-}
-_ROPE_THETA = 10000.0
 _HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 
 
@@ -38,10 +26,10 @@ def _flatten(config: Config, name: str) -> Config:
     if (model_type := inner.get("model_type", "qwen3")) != "qwen3":
         raise refuse(name, f"a speculators drafter made of {model_type!r} layers")
     width = config.get("target_hidden_size")
-    if width is not None and width != inner.get("hidden_size", _QWEN3["hidden_size"]):
+    if width is not None and width != inner.get("hidden_size"):
         raise refuse(name, f"a speculators drafter for a target of another width ({width})")
-    flat: dict[str, Any] = {**_QWEN3, **inner, "rope_parameters": _rope(inner)}
-    flat |= {
+    flat: dict[str, Any] = {
+        **inner,
         "block_size": config.get("block_size", _DEFAULT_BLOCK_SIZE),
         "mask_token_id": config.get("mask_token_id"),
         "target_layer_ids": _layer_ids(config, name),
@@ -55,13 +43,6 @@ def _flatten(config: Config, name: str) -> Config:
     if config.get("sliding_window_non_causal"):
         flat["is_causal"] = False
     return flat
-
-
-def _rope(inner: Config) -> dict[str, Any]:
-    parameters = dict(inner.get("rope_parameters") or {})
-    if not (inner.get("rope_theta") or (inner.get("rope_scaling") or {}).get("rope_theta")):
-        parameters.setdefault("rope_theta", _ROPE_THETA)
-    return parameters
 
 
 def _layer_ids(config: Config, name: str) -> list[Any]:
@@ -82,7 +63,7 @@ def _layer_ids(config: Config, name: str) -> list[Any]:
 
 def _parts(config: Config, name: str) -> Parts:
     rows = config["draft_vocab_size"]
-    reduced = rows is not None and rows != config["vocab_size"]
+    reduced = rows is not None and rows != count(config, "vocab_size", name)
     head_rows = count(config, "draft_vocab_size", name) if reduced else None
     return replace(
         dspark.heads(config, name, head_rows=head_rows),
