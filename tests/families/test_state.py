@@ -44,7 +44,9 @@ def test_after_any_undoing_the_state_is_that_of_stepping(name: str, rows: int) -
         check_undoing(family_of(name), PROMPT[:before], [0, 1, rows, rows // 2, 0, rows - 1, rows], rows)
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_5", "falcon_h1", "kimi_linear", "gemma4-shared"])
+@pytest.mark.parametrize(
+    "name", ["gpt_oss", "qwen3_5", "falcon_h1", "kimi_linear", "gemma4-shared", "llama4"]
+)
 def test_a_snapshot_brings_the_state_back(name: str) -> None:
     """Whatever came after it, in the same cache and in another one."""
     target = family_of(name)
