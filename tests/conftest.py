@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # A test says itself which kernels it wants: what this machine has measured must not change what others see.
 os.environ.setdefault("DFLASH_KERNELS", "off")
+# The same of costs: without them whole blocks are verified, on a slow machine as on a fast one.
+os.environ.setdefault("DFLASH_COSTS", "off")
 
 import dflash_mlx  # noqa: E402, F401  before a test imports mlx, which binds its BLAS when it is loaded
 

@@ -178,7 +178,10 @@ def _fits_cache(state: State, place: Mark) -> bool:
 def _drawn_back(state: State, place: Mark, drafter: Drafter | None) -> bool:
     if drafter is None:
         return True
-    drafter.restore(place.context if place.context is not None else state.context)
+    context = place.context if place.context is not None else state.context
+    if context is None:
+        return False  # kept while nothing was drafted
+    drafter.restore(context)
     return drafter.context_length == place.length or drafter.rewind(place.length)
 
 

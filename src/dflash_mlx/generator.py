@@ -6,6 +6,7 @@ Streaming is the one implementation: `generate` joins it, `compare` runs it besi
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Any, Literal, Self
 
 import mlx.core as mx
 
-from dflash_mlx import loading, runtime, saved, tuning
+from dflash_mlx import calibration, loading, runtime, saved, tuning
 from dflash_mlx.chat import Chat
 from dflash_mlx.conversation import Conversations, Mark, common_prefix, mark, state_of
 from dflash_mlx.core import Chunk, Comparison, Difference, Result, Stats
@@ -21,7 +22,7 @@ from dflash_mlx.decoding import Decoder, Meter
 from dflash_mlx.drafter import Drafter
 from dflash_mlx.errors import UsageError
 from dflash_mlx.loading import LoadedTarget, answer_ids, encode_raw, load_pair, render_history
-from dflash_mlx.policy import WholeBlock
+from dflash_mlx.policy import Adaptive, WholeBlock
 from dflash_mlx.request import Options, Prompt, Request, as_messages, fresh_seed
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.target import kept, plain_tokens
@@ -41,8 +42,10 @@ class DFlashGenerator:
         target_model: a local folder, a hub id, an alias (`Qwen3-8B`), or the `target` of another generator,
             which is then shared; None takes the default pair of this machine.
         draft_model: a local folder or a hub id; None looks the target up among the known pairs.
-        mode: "auto" drafts where a drafter is known and says so where none is; "on" insists on one; "off"
-            decodes plainly and loads none.
+        mode: "auto" drafts where a drafter is known and where that pays by this machine's own costs, which are
+            measured once for each pair (a few seconds, kept in the cache folder; DFLASH_COSTS=off measures none
+            and always verifies whole blocks), and says so where it decodes plainly; "on" insists on a drafter
+            and verifies every block whole; "off" decodes plainly and loads none.
         block_size: tokens in a drafted block, the anchor included, at most the trained number.
         draft_bits: 4 or 8 quantises the drafter at load.
         dtype: "float32", "bfloat16" or "float16" for weights and activations; None keeps the stored type on a
@@ -68,7 +71,7 @@ class DFlashGenerator:
     ):
         _check_mode(mode, draft_model, block_size, draft_bits)
         _check_kept(kept_gb)
-        machine, chooser = runtime.machine(), tuning.chooser()
+        machine, chooser, measuring = runtime.machine(), tuning.chooser(), calibration.wanted()
         started = time.perf_counter()
         runtime.reset_peak_memory()
         pair = load_pair(
@@ -83,11 +86,14 @@ class DFlashGenerator:
         self._kernels, notes = tuning.tune(
             pair.target.model, pair.draft, block_size=self._block_size, chooser=chooser
         )
-        self.notes: tuple[str, ...] = (*pair.notes, *notes)
+        with ExitStack() as resources:
+            resources.enter_context(runtime.wired_limit(pair.target.model.model))
+            costs = self._measured() if mode == "auto" and measuring else calibration.Known(None, ())
+            self._resources = resources.pop_all()
+        self._curve = costs.curve
+        self.notes: tuple[str, ...] = (*pair.notes, *notes, *costs.notes)
         self.seconds_load = time.perf_counter() - started
         self._kept = Conversations(int((machine.memory_gb / 4 if kept_gb is None else kept_gb) * runtime.GB))
-        self._resources = ExitStack()
-        self._resources.enter_context(runtime.wired_limit(pair.target.model.model))
 
     @property
     def target_name(self) -> str:
@@ -204,8 +210,37 @@ class DFlashGenerator:
         self.close()
 
     def _drafter(self) -> Drafter | None:
-        """A drafter without context."""
-        return Drafter(self._pair.draft, self._pair.target.model) if self._pair.draft else None
+        """A drafter without context; None also where not even one that is always right would pay."""
+        if self._pair.draft is None or (self._curve is not None and not self._curve.can_pay):
+            return None
+        return Drafter(self._pair.draft, self._pair.target.model)
+
+    def _measured(self) -> calibration.Known:
+        """What drafting costs with this pair on this machine."""
+        target, draft, machine = self._pair.target, self._pair.draft, self._machine
+        if draft is None or self._block_size is None:
+            return calibration.Known(None, ())
+        bench = calibration.Bench(
+            target.model,
+            partial(Drafter, draft, target.model),
+            _PREFILL_CHUNK[machine.device],
+            self._kernels,
+        )
+        key = {
+            "chip": machine.chip,
+            "os": machine.os,
+            "mlx": version("mlx"),
+            "blas": machine.blas,
+            "threads": calibration.threads(),
+            "target": target.name,
+            "draft": draft.name,
+            "bytes": str(self._pair.nbytes),
+            "dtype": str(target.model.dtype),
+            "draft_bits": str(draft.bits),
+            "kernels": str(self._kernels),
+            "block_size": str(self._block_size),
+        }
+        return calibration.costs(bench, key, block_size=self._block_size)
 
     def _holder(self) -> saved.Holder:
         versions = ", ".join(f"{name} {version(name)}" for name in ("dflash-mlx", "mlx", "mlx-lm"))
@@ -315,6 +350,8 @@ class DFlashGenerator:
             notes=[*self.notes, *request.notes],
         )
         stats.seconds.load = self.seconds_load
+        if self._curve is not None:
+            stats.plain_tokens_per_second_estimate = 1 / self._curve.at(len(request.prompt)).plain
         return stats
 
     def _run(self, request: Request, conversations: Conversations) -> Iterator[Chunk]:
@@ -331,7 +368,7 @@ class DFlashGenerator:
             drafter=drafter,
             sampler=Sampler(request.params, request.options.logits_processors, choices=self._kernels),
             cut=transcript.cut,
-            policy=WholeBlock(),
+            policy=Adaptive(self._curve) if self._curve else WholeBlock(),
             max_new_tokens=request.budget,
             block_size=self._block_size or 1,
             prefill_chunk=_PREFILL_CHUNK[self._machine.device],
@@ -368,8 +405,12 @@ class DFlashGenerator:
                 stats.verified += round_.verified
                 stats.accepted += round_.accepted
                 stats.accept_lengths.append(round_.accepted)
+                stats.verify_lengths.append(round_.verified)
+                stats.plain_rounds += not round_.drafted
             stats.new_tokens += len(round_.tokens)
             stats.finish_reason = round_.finish_reason
+            if round_.finish_reason is not None and (note := self._why_plain(stats)):
+                stats.notes.append(note)
             stats.peak_memory_gb = runtime.peak_memory_gb()
             chunks = list(_chunks(transcript, round_.tokens, stats))
             elapsed = time.perf_counter() - since
@@ -383,6 +424,19 @@ class DFlashGenerator:
                 stats.seconds.other = stats.seconds.decode - meter.draft - meter.verify
             yield from chunks
             since = time.perf_counter()
+
+    def _why_plain(self, stats: Stats) -> str | None:
+        """A sentence where the policy decoded most of an answer plainly."""
+        if self._curve is None or 2 * stats.plain_rounds <= stats.new_tokens:
+            return None
+        if not self._curve.can_pay:
+            costs = self._curve.at(stats.prompt_tokens)
+            return (
+                "Decoded plainly: on this machine not even a drafter that is always right would pay, as a round over "
+                f"{self._curve.block_size} rows costs {costs.round(self._curve.block_size - 1) / costs.plain:.1f} "
+                "plain steps."
+            )
+        return f"Drafting did not pay here: {stats.plain_rounds} of {stats.new_tokens} tokens were decoded plainly."
 
     def _run_plainly(self, request: Request) -> Result:
         """The same request through mlx-lm's `generate_step`, with our draws and our stops."""
@@ -408,7 +462,8 @@ class DFlashGenerator:
         tokens.close()
         stats.new_tokens = len(transcript.tokens)
         stats.rounds = stats.new_tokens - 1
-        stats.accept_lengths = [0] * stats.rounds
+        stats.accept_lengths, stats.verify_lengths = [0] * stats.rounds, [0] * stats.rounds
+        stats.plain_rounds = stats.rounds
         stats.finish_reason = transcript.finish_reason
         stats.peak_memory_gb = runtime.peak_memory_gb()
         return Result(

@@ -124,7 +124,8 @@ def test_options_that_change_nothing_at_temperature_0_are_named(console):
 
 RECORD_KEYS = set(
     "text thinking token_ids finish_reason prompt_tokens reused_tokens new_tokens rounds verified accepted "
-    "tokens_per_round acceptance_rate accept_lengths block_size seed seconds tokens_per_second peak_memory_gb "
+    "tokens_per_round acceptance_rate accept_lengths verify_lengths plain_rounds block_size seed seconds "
+    "tokens_per_second plain_tokens_per_second_estimate peak_memory_gb "
     "load_peak_memory_gb weights_gb target draft dtype device blas kernels notes".split()
 )
 

@@ -12,8 +12,10 @@ from dflash_mlx.policy.odds import Odds, expected_tokens
 from dflash_mlx.policy.plan import Plan
 
 _MARGIN = 0.01  # another length must be better by this much
-_FIRST_LOSS, _LATER_LOSS = 2.5, 0.6  # tokens that drafting may fall behind plain decoding before it stops
-_FIRST_REST, _LONGEST_REST = 16, 512  # plain tokens before drafting is tried again
+_FIRST_LOSS, _LATER_LOSS = 3.0, 0.6  # tokens that drafting may fall behind plain decoding before it stops
+_FIRST_REST, _LONGEST_REST = 8, 512  # plain tokens before drafting is tried again
+_GROWTH = 1.6  # of the rest after a try that lost
+_REST_FOR_LOSS = 10  # plain tokens, at least, for each token lost
 _REMEMBERED = 16  # blocks whose confidences are kept, to judge whether looking pays
 _ENOUGH = 4  # blocks that this takes
 _GLANCE = 24  # rounds without a look before one is taken again
@@ -22,7 +24,7 @@ _GLANCE = 24  # rounds without a look before one is taken again
 class Adaptive:
     """Verify as many proposals as pay, and draft only while that beats plain decoding.
 
-    A drafter that loses rests for a number of plain tokens that doubles each time, then gets the round or two
+    A drafter that loses rests for a number of plain tokens that grows each time, then gets the round or two
     that its estimate needs to fall again, or to rise if the text has changed. Where even a drafter that is always
     right would lose, nothing is ever drafted.
     """
@@ -35,7 +37,7 @@ class Adaptive:
         self._drafting = True
         self._length = 0  # chosen last for blocks that are not looked at
         self._rate = 0.0  # tokens a second, as expected of the last plan
-        self._looking = False
+        self._listening = False  # to confidences: they have been seen to pay
         self._unlooked = 0  # rounds since the last look
         self._confidences: Sequence[float] | None = None  # of the block in hand, where they were read
         self._blocks: deque[Sequence[float]] = deque(maxlen=_REMEMBERED)
@@ -51,19 +53,21 @@ class Adaptive:
             return Plan(0, steps=_LONGEST_REST)
         if not self._drafting:
             self._begin_again()
-        length, fixed = self._best_length()
-        looked = self._looked()
-        self._looking = self._pays_to_look(fixed, looked)
-        self._rate = max(fixed, looked or 0.0)
+        length, rate = self._best_length()
+        gain = self._gain_of_looking()
+        self._listening = gain is not None and gain > (1.0 if self._listening else 1 + _MARGIN)
+        self._rate = rate * max(gain or 1.0, 1.0)
         if self._rate * self._costs.plain < 1.0 and self._behind >= self._may_lose:
             return self._stop()
         self._length = length
-        return Plan(length, look=self._looking)
+        return Plan(length, look=self._listening or gain is None or self._unlooked >= _GLANCE)
 
     def choose(self, confidences: Sequence[float]) -> int:
         """How many to verify of the block that was planned and is drafted, 0 included."""
         self._confidences = tuple(confidences)
         self._blocks.append(self._confidences)
+        if not self._listening:
+            return self._length  # this look was for learning what confidences mean
         return self._length_for(expected_tokens(self._odds.by_confidence(confidences)))
 
     def observe(self, verified: int, accepted: int) -> None:
@@ -86,17 +90,19 @@ class Adaptive:
             best = self._length
         return best, rates[best]
 
-    def _looked(self) -> float | None:
-        """Tokens a second if the remembered blocks came again, each cut at its own length; None: too few."""
+    def _gain_of_looking(self) -> float | None:
+        """How much faster the remembered blocks would go if each got its own length; None: too few are known."""
         if len(self._blocks) < _ENOUGH:
             return None
+        blocks = [expected_tokens(self._odds.by_confidence(block)) for block in self._blocks]
+        lengths = range(1, min(self._most, len(blocks[0]) - 1) + 1)
+        alike = max(sum(block[n] for block in blocks) / self._costs.round(n) for n in lengths)
         tokens = seconds = 0.0
-        for block in self._blocks:
-            expected = expected_tokens(self._odds.by_confidence(block))
-            n = self._length_for(expected)
-            tokens += expected[n]
+        for block in blocks:
+            n = self._length_for(block)
+            tokens += block[n]
             seconds += self._costs.round(n) + self._costs.look
-        return tokens / seconds
+        return len(blocks) * tokens / (seconds * alike)
 
     def _length_for(self, tokens: Sequence[float]) -> int:
         """Each row must bring the tokens that its seconds would bring elsewhere (Dinkelbach's rule for ratios)."""
@@ -104,14 +110,13 @@ class Adaptive:
         lengths = range(min(self._most, len(tokens) - 1) + 1)
         return max(lengths, key=lambda n: tokens[n] - rate * self._costs.verify[n])
 
-    def _pays_to_look(self, fixed: float, looked: float | None) -> bool:
-        if looked is None or self._unlooked >= _GLANCE:
-            return True
-        return looked > fixed * (1.0 if self._looking else 1 + _MARGIN)
-
     def _stop(self) -> Plan:
         self._drafting = False
-        self._rest = _FIRST_REST if self._gained > 0 else min(2 * self._rest, _LONGEST_REST)
+        if self._gained > 0:
+            self._rest = _FIRST_REST
+        else:
+            longer = max(_GROWTH * self._rest, _REST_FOR_LOSS * self._behind)
+            self._rest = min(int(longer), _LONGEST_REST)
         return Plan(0, steps=self._rest)
 
     def _begin_again(self) -> None:

@@ -50,6 +50,11 @@ class CostCurve:
         self.block_size = block_size
         self._whole = [_every_row(depth, block_size) for depth in self.measured]
 
+    @property
+    def can_pay(self) -> bool:
+        """Whether drafting could pay at any of the measured depths."""
+        return any(costs.can_pay for costs in self._whole)
+
     def at(self, depth: int) -> Costs:
         """Costs with `depth` tokens in the cache; past the deepest measurement the last slope goes on."""
         tokens = [measured.tokens for measured in self.measured]

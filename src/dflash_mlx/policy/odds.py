@@ -7,13 +7,14 @@ Both start from a modest guess and forget slowly. Pure arithmetic on small lists
 from bisect import bisect_right
 from collections.abc import Sequence
 
-_GUESS = 0.8  # published drafters have 0.6 (prose) to 0.9 (code)
-_GUESS_WEIGHT = 3.0  # proposed tokens that the guess counts for
-_POOL_WEIGHT = 10.0  # rounds that the mean of all positions counts for in each
-_FORGET = 0.98  # share of the evidence that is left after a round: the last 50 rounds count
+_GUESS = 0.7  # published drafters have 0.6 (prose) to 0.9 (code)
+_GUESS_WEIGHT = 1.5  # proposed tokens that the guess counts for
+_POOL_WEIGHT = 20.0  # rounds that the mean of all positions counts for in each
+_FORGET = 0.985  # share of the evidence that is left after a round: the last 65 rounds count
 _EDGES = (0.15, 0.3, 0.45, 0.6, 0.75, 0.88, 0.96)  # between classes of confidence
 _CLASS_GUESS = (0.07, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
 _CLASS_WEIGHT = 2.0
+_TRUST = 8.0  # tokens of a class after which its meaning is half believed
 
 
 class Odds:
@@ -60,8 +61,9 @@ class Odds:
             return
         reached = 1.0
         for i in range(verified, len(confidences)):
-            chance = self._class_chance(bisect_right(_EDGES, confidences[i]))
-            self._count(i, reached, chance)
+            kind = bisect_right(_EDGES, confidences[i])
+            chance, seen = self._class_chance(kind), self._class_seen[kind]
+            self._count(i, reached * seen / (seen + _TRUST), chance)
             reached *= chance
 
     def _count(self, position: int, weight: float, chance: float) -> None:

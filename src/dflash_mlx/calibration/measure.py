@@ -1,0 +1,197 @@
+"""Times rounds of the real loop: a pair in, seconds at two depths out. Says nothing and keeps nothing.
+
+Every figure is one that a generation would see: whole rounds of the decoder, on tokens that mean nothing.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median, quantiles
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from dflash_mlx.core import Cut, Drafter, SamplingParams, Target
+from dflash_mlx.decoding import Decoder, Meter
+from dflash_mlx.kernels.choice import NO_KERNELS, Choices
+from dflash_mlx.policy import Depth, Plan
+from dflash_mlx.sampling import Sampler
+
+_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+_SHALLOW, _DEEP = 64, 4096  # tokens in the cache
+_READING = 1.5  # seconds in which the deep cache is filled, or as far as it goes
+_MEASURING = 2.0  # seconds at each depth, where that is enough for _LEAST
+_LEAST, _MOST = 3, 7  # times that everything is measured, after a first time that does not count
+_PATIENCE = 8.0  # seconds after which one time is enough
+_STEADY = 1.5  # largest time over smallest, of half of the figures at least, where nothing else ran
+_PLAIN = (
+    9  # steps of a run of plain decoding; two fill the pipeline, the last empties it: they are not counted
+)
+
+Clock = Callable[[], float]
+
+
+class Bench(NamedTuple):
+    """A pair ready to be measured."""
+
+    target: Target
+    make_drafter: Callable[[], Drafter]
+    prefill_chunk: int
+    choices: Choices = NO_KERNELS
+    clock: Clock = time.perf_counter
+
+
+class Measured(NamedTuple):
+    """The costs at one depth, and whether the machine was quiet enough to believe them for long."""
+
+    depth: Depth
+    steady: bool
+
+
+def measure(bench: Bench, *, block_size: int) -> list[Measured]:
+    """Seconds of plain steps, drafts and verify passes with few and with many tokens in the cache."""
+    room = bench.target.max_positions or _DEEP + 1000
+    # A round here emits one token; all of them together must fit behind the deep context.
+    deepest = min(_DEEP, room - (_MOST + 1) * (len(_ROWS) + _PLAIN + 2) - 2 * block_size)
+    depths = [_measured(_Runs(bench, block_size, min(_SHALLOW, max(deepest, 1))))]
+    if deepest >= 4 * _SHALLOW:
+        runs = _Runs(bench, block_size, deepest)
+        if runs.tokens >= 2 * _SHALLOW:  # less was read only where the machine is very slow
+            depths.append(_measured(runs))
+    mx.clear_cache()
+    return depths
+
+
+class _Told:
+    """A policy that does what it is told."""
+
+    def __init__(self) -> None:
+        self.next = Plan(0)
+        self.length = 0
+
+    def plan(self, *, depth: int, most: int) -> Plan:
+        return self.next
+
+    def choose(self, confidences: Sequence[float]) -> int:
+        return self.length
+
+    def observe(self, verified: int, accepted: int) -> None:
+        pass
+
+
+class _Runs:
+    """A generation that goes on as told, each round timed."""
+
+    def __init__(self, bench: Bench, block_size: int, tokens: int) -> None:
+        self._clock = bench.clock
+        self._block_size = block_size
+        self._told = _Told()
+        self._drafter = bench.make_drafter()
+        self.rows = [rows for rows in _ROWS if rows < block_size] + [block_size]
+        self._decoder = Decoder(
+            target=bench.target,
+            cache=bench.target.make_cache(),
+            drafter=self._drafter,
+            sampler=Sampler(SamplingParams(), (), choices=bench.choices),
+            cut=lambda emitted: Cut(1, None),
+            policy=self._told,
+            max_new_tokens=1 << 30,
+            block_size=block_size,
+            prefill_chunk=bench.prefill_chunk,
+            meter=Meter(),
+            ids=[],
+        )
+        since = self._clock()
+        vocabulary = bench.target.vocab_size
+        for _ in self._decoder.read([(7919 * i + 11) % vocabulary for i in range(tokens)]):
+            if self._clock() - since > _READING:
+                break
+        self.tokens = len(self._decoder.ids)
+        self._decoder.ids.append(1)
+        self._rounds = self._decoder.rounds()
+        next(self._rounds)
+
+    @property
+    def clock(self) -> float:
+        return self._clock()
+
+    def plain(self) -> float:
+        """A step in a run of plain decoding."""
+        self._told.next = Plan(0, steps=_PLAIN)
+        next(self._rounds)
+        next(self._rounds)
+        since = self._clock()
+        for _ in range(_PLAIN - 3):
+            next(self._rounds)
+        spent = self._clock() - since
+        next(self._rounds)
+        return spent / (_PLAIN - 3)
+
+    def draft(self) -> float:
+        """A block drafted and waited for."""
+        since = self._clock()
+        mx.eval(self._drafter.propose(self._decoder.ids[-1], self._block_size).tokens)
+        return self._clock() - since
+
+    def round(self, rows: int) -> float:
+        """A round that verifies rows - 1 proposals, at least one."""
+        self._told.next = Plan(rows - 1)
+        return self._timed()
+
+    def looked(self, rows: int) -> float:
+        """The same with the confidences read first; one row means that none of the block is verified."""
+        self._told.next, self._told.length = Plan(max(rows - 1, 1), look=True), rows - 1
+        return self._timed()
+
+    def _timed(self) -> float:
+        since = self._clock()
+        next(self._rounds)
+        return self._clock() - since
+
+
+class _Turn(NamedTuple):
+    """Everything measured once, one after the other, so that a busy moment falls on all alike."""
+
+    plain: float
+    draft: float
+    look: float
+    round: dict[int, float]  # by rows
+
+
+def _turn(runs: _Runs) -> _Turn:
+    few, whole = runs.rows[1:-1], runs.rows[-1]
+    rounds = {rows: runs.round(rows) for rows in (*few, whole)}
+    look = runs.looked(whole) - rounds[whole]
+    rounds[1] = runs.looked(1) - look
+    return _Turn(runs.plain(), runs.draft(), look, rounds)
+
+
+def _measured(runs: _Runs) -> Measured:
+    """The first turn, in which buffers are made and kernels are built, does not count."""
+    _turn(runs)
+    since = runs.clock
+    turns: list[_Turn] = []
+    while True:
+        turns.append(_turn(runs))
+        spent = runs.clock - since
+        if len(turns) == _MOST or spent > _PATIENCE or (len(turns) >= _LEAST and spent > _MEASURING):
+            break
+    rounds = {rows: [turn.round[rows] for turn in turns] for rows in turns[0].round}
+    draft = _usual([turn.draft for turn in turns])
+    depth = Depth(
+        runs.tokens,
+        plain=_usual([turn.plain for turn in turns]),
+        draft=draft,
+        look=max(median(turn.look for turn in turns), 0.0),
+        verify={rows: max(_usual(seconds) - draft, 0.0) for rows, seconds in rounds.items()},
+    )
+    return Measured(depth, _spread(rounds.values()) <= _STEADY)
+
+
+def _usual(seconds: Sequence[float]) -> float:
+    """The lower quartile: whatever else the machine does only adds to a time."""
+    return seconds[0] if len(seconds) == 1 else max(quantiles(seconds, n=4, method="inclusive")[0], 0.0)
+
+
+def _spread(figures: Iterable[Sequence[float]]) -> float:
+    """Largest over smallest, of half of the figures at least; one that came out below nothing is no figure."""
+    return median(max(seconds) / max(min(seconds), 1e-9) for seconds in figures)
