@@ -179,7 +179,7 @@ def test_a_disk_without_room_is_told_before_writing(wide, tmp_path, monkeypatch)
 
 
 def test_a_file_cut_off_by_a_full_disk_is_not_kept(wide, tmp_path, monkeypatch):
-    """MLX's writer says nothing when the disk is full."""
+    """MLX's writer does not report every write that failed."""
 
     def cut(network, folder):
         room_save(network, folder)

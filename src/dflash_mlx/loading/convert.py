@@ -216,7 +216,7 @@ def _explained(out: Path) -> Iterator[None]:
     except OSError as error:
         raise WriteError(f"{out} cannot be written: {error.strerror or error}.") from error
     except RuntimeError as error:  # of MLX
-        raise WriteError(f"{out} cannot be written: {error}") from error
+        raise WriteError(f"{out} cannot be written ({error}); is the disk full?") from error
 
 
 def _write(network: DraftNetwork, source: Path, partial: Path, out: Path) -> None:
@@ -236,7 +236,7 @@ def _write(network: DraftNetwork, source: Path, partial: Path, out: Path) -> Non
 def _check_written(network: DraftNetwork, partial: Path, out: Path) -> int:
     """Hold every tensor of the file against the one in memory; gives their number.
 
-    MLX does not say when a disk is full, so the file's size is what tells.
+    MLX's writer does not report every write that failed; the file's size and content do.
     """
     try:
         files.check_weights(partial, name=out.name)
