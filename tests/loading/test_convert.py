@@ -80,6 +80,14 @@ def test_only_a_narrower_type_changes_numbers(wide, tmp_path, dtype, exact):
     assert str(weights_of(tmp_path / "out")["norm.weight"].dtype) == f"mlx.core.{dtype}"
 
 
+def test_a_file_of_two_types_is_written_in_one_that_holds_both(tmp_path):
+    network = toy_network(**WIDE)
+    network.set_dtype(mx.bfloat16)
+    network.norm.weight = network.norm.weight.astype(mx.float16)
+    done = convert_draft(write_toy(tmp_path / "mixed", network, toy_config(**WIDE)), tmp_path / "out")
+    assert (done.dtype, done.agreement.exact) == ("float32", True)
+
+
 def test_a_packed_file_is_kept_as_it_is_unless_16_bits_unpack_it(packed, tmp_path):  # noqa: F811
     folder, network = packed
     kept = convert_draft(folder, tmp_path / "kept")
