@@ -5,8 +5,9 @@ from functools import cache
 from typing import Any
 
 import mlx.core as mx
+import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import ArraysCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
 
 from dflash_mlx.core import Cut, Round, SamplingParams
 from dflash_mlx.decoding import Decoder, Meter
@@ -25,6 +26,12 @@ PENALISED = SamplingParams(temperature=0.7, repetition_penalty=1.3, presence_pen
 PROMPT = [(31 * j * j + 7 * j + 3) % VOCAB for j in range(21)]  # longer than any window of the models
 
 family_of = cache(family)
+
+
+def first_fast(*names: str) -> list[Any]:
+    """Parameters of which only the first is part of the default run."""
+    first, *others = names
+    return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
 
 
 @cache
@@ -132,6 +139,8 @@ def visible(held: Any) -> list[mx.array]:
             shown += [mx.concatenate([r[..., : layer.keep, :], r[..., -last:, :]], axis=2) for r in rows]
         else:
             rows = layer.keys_and_values()
+            if isinstance(layer, ChunkedKVCache):  # its front is dropped when the next pass begins
+                rows = [array[..., -layer.chunk_size :, :] for array in rows]
             shown += [array for _, array in tree_flatten(rows)]
     return shown
 

@@ -7,7 +7,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 from dflash_mlx.errors import UnsupportedError, UsageError
 from dflash_mlx.target import MLXTarget
 from dflash_mlx.target import caches as target_caches
-from tests.families.support import PROMPT, SAMPLED, drafted, plain, read
+from tests.families.support import PROMPT, SAMPLED, drafted, first_fast, plain, read
 from tests.kit.families import FAMILIES, WINDOW, family
 
 WIDE = {"head_dim": 32}
@@ -30,7 +30,7 @@ def wide(name: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("name", first_fast("qwen3_5", "qwen3"))
 def test_text_with_quantised_keys_is_plain_text_with_quantised_keys(name: str, bits: int) -> None:
     """field-cases 30: partial rejections too."""
     target = family(name, kv_bits=bits, **WIDE)
@@ -53,7 +53,7 @@ def test_every_family_either_reads_quantised_keys(name: str, bits: int) -> None:
     assert drafted(target, truth, [3, 7, 7, 0], SAMPLED) == truth
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", first_fast(*REFUSED))
 def test_or_is_refused_at_load_with_the_reason(name: str) -> None:
     family_name = name.removesuffix("-16")
     changes = {} if name.endswith("-16") else wide(family_name)

@@ -16,6 +16,7 @@ from tests.families.support import (
     SAMPLED,
     decoder,
     family_of,
+    first_fast,
     planned,
     run,
     tokens_of,
@@ -24,7 +25,7 @@ from tests.families.support import (
 
 COUNT = 48
 DRAFTERS = {"perfect": [7], "always wrong": [0], "half right": [7, 0, 3, 4]}
-HYBRIDS = ["qwen3_5", "gpt_oss", "nemotron_h"]
+HYBRIDS = first_fast("qwen3_5", "gpt_oss", "nemotron_h")
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -106,7 +107,7 @@ def test_two_generations_with_different_taps_on_two_threads_are_those_of_each_al
     assert [got[i] for i in (0, 1)] == [(tokens, features.tolist()) for tokens, features in expected]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss"])
+@pytest.mark.parametrize("name", first_fast("qwen3_5", "gpt_oss"))
 def test_a_generation_begun_on_one_thread_goes_on_on_another(name: str) -> None:
     """Nothing lazy is left behind between rounds, replayed states included."""
     truth = truth_of(name, SAMPLED, COUNT)

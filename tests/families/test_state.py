@@ -6,7 +6,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from dflash_mlx.target import MLXTarget
 from dflash_mlx.target import caches as target_caches
-from tests.families.support import PROMPT, distance, family_of, read, stepped, visible
+from tests.families.support import PROMPT, distance, family_of, first_fast, read, stepped, visible
 from tests.kit.families import FAMILIES
 from tests.kit.models import VOCAB
 
@@ -29,10 +29,12 @@ def check_undoing(target: MLXTarget, history: list[int], keeps: list[int], rows:
     assert at
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", ["qwen3", "gpt_oss", "qwen3_5", "nemotron_h", "kimi_linear", "lfm2", "llama4"]
+)
 def test_after_undoing_the_state_is_that_of_stepping(name: str) -> None:
     """From the start, with a part, nothing and all of a pass kept, and changed again before the next pass."""
-    check_undoing(family_of(name), PROMPT[:4], [3, 0, 6], rows=6)
+    check_undoing(family_of(name, gain=1.0), PROMPT[:4], [3, 0, 6], rows=6)
 
 
 @pytest.mark.slow
@@ -41,11 +43,13 @@ def test_after_undoing_the_state_is_that_of_stepping(name: str) -> None:
 def test_after_any_undoing_the_state_is_that_of_stepping(name: str, rows: int) -> None:
     """From an empty cache, before and past the windows, with passes longer than a window."""
     for before in (0, 12, 21):
-        check_undoing(family_of(name), PROMPT[:before], [0, 1, rows, rows // 2, 0, rows - 1, rows], rows)
+        check_undoing(
+            family_of(name, gain=1.0), PROMPT[:before], [0, 1, rows, rows // 2, 0, rows - 1, rows], rows
+        )
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt_oss", "qwen3_5", "falcon_h1", "kimi_linear", "gemma4-shared", "llama4"]
+    "name", first_fast("falcon_h1", "gpt_oss", "qwen3_5", "kimi_linear", "gemma4-shared", "llama4")
 )
 def test_a_snapshot_brings_the_state_back(name: str) -> None:
     """Whatever came after it, in the same cache and in another one."""
@@ -66,7 +70,7 @@ def state_types(held: object) -> list[mx.Dtype]:
     return [layer.cache[-1].dtype for layer in target_caches.parts(held) if isinstance(layer, ArraysCache)]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "olmo_hybrid", "nemotron_h", "falcon_h1"])
+@pytest.mark.parametrize("name", first_fast("qwen3_5", "olmo_hybrid", "nemotron_h", "falcon_h1"))
 def test_a_recurrent_state_keeps_its_type_in_a_half_precision_model(name: str) -> None:
     """field-cases 29: fp32 by the delta rule, whatever mlx-lm gives a scan; through prefill, undoing and replay."""
     target = family_of(name, dtype=mx.bfloat16)

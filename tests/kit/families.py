@@ -273,9 +273,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def family(
-    name: str, *, seed: int = 0, dtype: mx.Dtype = mx.float32, kv_bits: int | None = None, **changes: Any
+    name: str,
+    *,
+    seed: int = 0,
+    dtype: mx.Dtype = mx.float32,
+    kv_bits: int | None = None,
+    gain: float = 2.0,
+    **changes: Any,
 ) -> MLXTarget:
     """A target of this family with sharpened random weights; `changes` are entries of its text config."""
     config = copy.deepcopy(FAMILIES[name])
     config.get("text_config", config).update(changes)
-    return sharpened(config, f"tiny-{name}", seed=seed, dtype=dtype, kv_bits=kv_bits)
+    return sharpened(config, f"tiny-{name}", seed=seed, dtype=dtype, kv_bits=kv_bits, gain=gain)

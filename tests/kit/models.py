@@ -1,6 +1,7 @@
 """Tiny random targets whose next token depends on everything before it."""
 
 import copy
+import functools
 from typing import Any
 
 import mlx.core as mx
@@ -94,11 +95,15 @@ def sharpened(
     seed: int = 0,
     dtype: mx.Dtype = mx.float32,
     kv_bits: int | None = None,
+    gain: float = 2.0,
 ) -> MLXTarget:
-    """A random model of mlx-lm's own classes: large weights, so that a wrong state changes the text."""
+    """A random model of mlx-lm's own classes: large weights, so that a wrong state changes the text.
+
+    With a gain of 1 rounding is not amplified from layer to layer, so that states can be compared closely.
+    """
     mx.random.seed(seed)
     model = build(copy.deepcopy(config))  # mlx-lm writes into what it is given
-    model.update(tree_map_with_path(_sharpen, model.parameters()))
+    model.update(tree_map_with_path(functools.partial(_sharpen, gain), model.parameters()))
     if "final_logit_softcapping" in (config.get("text_config") or config):
         inner = getattr(model, "language_model", model)
         inner.model.embed_tokens.weight *= 0.06  # keeps the logits where the cap still tells them apart
@@ -106,12 +111,12 @@ def sharpened(
     return MLXTarget(model, config, name, kv_bits=kv_bits)
 
 
-def _sharpen(path: str, array: mx.array) -> mx.array:
+def _sharpen(gain: float, path: str, array: mx.array) -> mx.array:
     if path.endswith("A_log"):
         return mx.log(mx.random.uniform(0.02, 0.5, array.shape))  # a state that lasts for many tokens
     if array.ndim < 2:
         return array
-    scale = 1.0 if "embed" in path else 2.0 / array.shape[-1] ** 0.5
+    scale = 1.0 if "embed" in path else gain / array.shape[-1] ** 0.5
     return scale * mx.random.normal(array.shape)
 
 
