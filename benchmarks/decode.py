@@ -39,6 +39,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--draft-bits", type=int)
     parser.add_argument("--block-size", type=int)
     parser.add_argument("--dtype")
+    parser.add_argument(
+        "--mode", choices=("on", "auto"), default="on", help="auto: lengths by measured costs"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=7)
@@ -53,7 +56,7 @@ def main() -> None:
     with DFlashGenerator(
         asked.target_model,
         asked.draft_model,
-        mode="on",
+        mode=asked.mode,
         block_size=asked.block_size,
         draft_bits=asked.draft_bits,
         dtype=asked.dtype,

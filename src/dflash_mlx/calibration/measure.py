@@ -22,6 +22,7 @@ _READING = 1.5  # seconds in which the deep cache is filled, or as far as it goe
 _MEASURING = 2.0  # seconds at each depth, where that is enough for _LEAST
 _LEAST, _MOST = 3, 7  # times that everything is measured, after a first time that does not count
 _PATIENCE = 8.0  # seconds after which one time is enough
+_SLOW = 12.0  # seconds for few tokens, after which many are not measured
 _STEADY = 1.5  # largest time over smallest, of half of the figures at least, where nothing else ran
 _PLAIN = (
     9  # steps of a run of plain decoding; two fill the pipeline, the last empties it: they are not counted
@@ -52,8 +53,9 @@ def measure(bench: Bench, *, block_size: int) -> list[Measured]:
     room = bench.target.max_positions or _DEEP + 1000
     # A round here emits one token; all of them together must fit behind the deep context.
     deepest = min(_DEEP, room - (_MOST + 1) * (len(_ROWS) + _PLAIN + 2) - 2 * block_size)
+    since = bench.clock()
     depths = [_measured(_Runs(bench, block_size, min(_SHALLOW, max(deepest, 1))))]
-    if deepest >= 4 * _SHALLOW:
+    if deepest >= 4 * _SHALLOW and bench.clock() - since < _SLOW:
         runs = _Runs(bench, block_size, deepest)
         if runs.tokens >= 2 * _SHALLOW:  # less was read only where the machine is very slow
             depths.append(_measured(runs))
