@@ -1,4 +1,4 @@
-"""A conversation: keep the messages, hand them all over each time. An empty line or Ctrl-D ends it."""
+"""A conversation that reads only what is new. An empty line or Ctrl-D ends it."""
 
 from collections.abc import Iterator
 
@@ -14,15 +14,10 @@ def questions() -> Iterator[str]:
         return
 
 
-messages: list[dict[str, str]] = []
-
 with DFlashGenerator() as runner:
+    chat = runner.chat(max_new_tokens=200)
     for question in questions():
-        messages.append({"role": "user", "content": question})
-        answer = ""
-        for chunk in runner.stream(messages, max_new_tokens=200):
+        for chunk in chat.send(question):
             if chunk.kind == "answer":
                 print(chunk.text, end="", flush=True)
-                answer += chunk.text
         print()
-        messages.append({"role": "assistant", "content": answer})

@@ -230,24 +230,34 @@ def test_a_shared_beginning_is_copied_and_both_conversations_go_on(
     assert reused == [34, 3, 2, 2, 2, 2] and len(runner._kept) == 2
 
 
-def test_drafts_after_a_fork_are_those_of_a_cold_drafter(runner: DFlashGenerator) -> None:
-    """The context is shared with the other conversation's and must not be written over."""
+def test_a_forked_context_is_not_written_over_by_the_one_it_came_from(runner: DFlashGenerator) -> None:
+    """Both share rows until one of them is parted; who goes on first must not matter."""
     beginning = list(range(100, 130))
-    one, two = [*beginning, 1, 2, 3, 4], [*beginning, 50, 51, 52]
-    first = runner.generate(one, max_new_tokens=9)
-    runner.generate(two, max_new_tokens=9)
-    third = [*one, *first.token_ids, 60]
-    states = runner._kept
-    [held] = [s for s in states._states if s.ids[: len(one)] == tuple(one)]
-    fresh = generator.Drafter(runner._pair.draft, runner.target.model)
-    start = Conversations(0)
-    features = runner.target.model.verify(
-        mx.array(held.ids), start.resume(third, runner.target.model, None).cache, fresh.taps
-    ).features
-    fresh.inject(features, len(held.ids))
-    again = generator.Drafter(runner._pair.draft, runner.target.model)
-    again.restore(held.context)
-    assert mx.allclose(again.logits(3, 8), fresh.logits(3, 8), atol=1e-4)
+    runner.generate([*beginning, 1, 2, 3, 4], max_new_tokens=9)
+    forked = generator.Drafter(runner._pair.draft, runner.target.model)
+    start = runner._kept.resume([*beginning, 50, 51, 52], runner.target.model, forked)
+    assert start.reused == forked.context_length == 30 and len(runner._kept) == 1
+    [state] = runner._kept._states
+    third = generator.Drafter(runner._pair.draft, runner.target.model)
+    third.restore(state.context)
+    assert third.rewind(30)
+    expected = _logits(third)
+    went_on = generator.Drafter(runner._pair.draft, runner.target.model)
+    went_on.restore(state.context)
+    runner._kept.clear()
+    del state
+    assert went_on.rewind(10)
+    rows = runner.target.model.verify(mx.arange(40), runner.target.model.make_cache(), went_on.taps).features
+    mx.eval(rows)
+    went_on.inject(rows, 40)
+    went_on.settle()
+    assert mx.array_equal(_logits(forked), expected)
+
+
+def _logits(drafter: Any) -> mx.array:
+    logits = drafter.logits(3, 8)
+    mx.eval(logits)
+    return logits
 
 
 def test_two_threads_get_the_texts_they_get_alone(runner: DFlashGenerator, cold: DFlashGenerator) -> None:

@@ -39,13 +39,23 @@ no end"""
 
 def screen(pieces, *, width=60, height=24):
     """What a terminal shows at last: lines that are erased and drawn again count once."""
+    return shown(written(pieces, width=width, height=height))
+
+
+def reach(pieces, *, width, height):
+    """By how many lines the cursor goes up at most."""
+    moves = re.findall(r"(?:\x1b\[1A\x1b\[2K)+", written(pieces, width=width, height=height))
+    return max(len(move) // len("\x1b[1A\x1b[2K") for move in moves)
+
+
+def written(pieces, *, width, height):
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, height=height, highlight=False)
     stream = MarkdownStream(console)
     for piece in pieces:
         stream.feed(piece)
     stream.finish()
-    return shown(file.getvalue())
+    return file.getvalue()
 
 
 def shown(output):
@@ -96,8 +106,12 @@ def test_the_pieces_make_no_difference(lengths):
 def test_a_small_terminal_loses_nothing_either(width, height):
     """A block longer than the screen: only its end is drawn again while it grows."""
     text = " ".join(f"w{i}" for i in range(60))
-    drawn = screen([text[i : i + 7] for i in range(0, len(text), 7)], width=width, height=height)
+    pieces = [text[i : i + 7] for i in range(0, len(text), 7)]
+    drawn = screen(pieces, width=width, height=height)
     assert drawn.split() == text.split()
+    assert reach(pieces, width=width, height=height) < height, (
+        "what has left the screen cannot be drawn again"
+    )
     assert max(map(len, drawn.splitlines())) <= width
 
 

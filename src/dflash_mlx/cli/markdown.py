@@ -89,7 +89,7 @@ class MarkdownStream:
         """Print the open block for good."""
         if self._block:
             self._space()
-            self._console.print(_Drawn(_markdown("\n".join(self._block))))
+            self._console.print(drawn("\n".join(self._block)))
             self._block, self._gap = [], True
 
     def _space(self) -> None:
@@ -109,6 +109,11 @@ class MarkdownStream:
         syntax = Syntax("", self._language or "text", theme=_THEME)
         lines = syntax.highlight("\n".join(self._code)).split("\n", allow_blank=True)
         return list(lines)[: len(self._code)]
+
+
+def drawn(text: str) -> RenderableType:
+    """A whole text as Markdown."""
+    return _Drawn(_markdown(text))
 
 
 class _Drawn:
