@@ -145,5 +145,5 @@ def test_a_ring_of_another_layout_is_refused_aloud(monkeypatch: pytest.MonkeyPat
         return rows
 
     monkeypatch.setattr(RotatingKVCache, "update_and_fetch", to_the_front)
-    with pytest.raises(UnsupportedError, match="'gpt_oss' model does not lay out its caches"):
+    with pytest.raises(UnsupportedError, match="'gpt_oss' model does not keep its caches in the way"):
         family("gpt_oss")

@@ -4,10 +4,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache
 
+from dflash_mlx.errors import UnsupportedError
 from dflash_mlx.target import MLXTarget
 from dflash_mlx.target import caches as target_caches
 from tests.families.support import PROMPT, distance, family_of, first_fast, read, stepped, visible
-from tests.kit.families import FAMILIES
+from tests.kit.families import FAMILIES, family
 from tests.kit.models import VOCAB
 
 ALL = list(FAMILIES)
@@ -90,3 +91,14 @@ def test_the_decay_of_a_recurrence_is_not_cast() -> None:
     target = family_of("qwen3_5", dtype=mx.bfloat16)
     mixer = target.model.layers[0].linear_attn
     assert mixer.A_log.dtype == mx.float32 and mixer.dt_bias.dtype == mx.bfloat16
+
+
+def test_a_recurrence_that_cannot_be_run_again_is_refused_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a new mlx-lm did more to the state than its update function does."""
+
+    def more(self: ArraysCache, count: int) -> None:
+        self[1] = 0.5 * self[1]
+
+    monkeypatch.setattr(ArraysCache, "advance", more)
+    with pytest.raises(UnsupportedError, match="'qwen3_5' model does not keep its caches in the way"):
+        family("qwen3_5")

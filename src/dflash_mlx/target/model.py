@@ -133,10 +133,7 @@ class MLXTarget:
             ):
                 logits = self.model(ids[None], cache=cache)
             if not caches.after(cache, tape, intakes):
-                raise UnsupportedError(
-                    f"A '{self.model_type}' model does not lay out its caches in the way that rejected tokens can be "
-                    "undone in with this version of mlx-lm. Try mlx-lm itself for plain decoding, or another target."
-                )
+                raise self._unknown_layout()
         except BaseException:
             # Some layers have taken the rows and some have not.
             caches.commit(cache, tape, 0)
@@ -245,14 +242,21 @@ class MLXTarget:
             and mx.array_equal(stock, again).item()
             and not mx.array_equal(again, doubled).item()  # a head behind a norm would not see the factor
             and tapped.features.shape == (3, self.num_layers * rows.shape[-1])
-            and caches.is_faithful(tapped.tape)
         )
         if not fits:
             raise UnsupportedError(
                 f"The forward of a '{self.model_type}' model is not one that hidden states can be read from in this "
                 "version of mlx-lm (tapped and stock passes differ). Try mode='off', or another target."
             )
+        if not caches.is_faithful(tapped.tape):
+            raise self._unknown_layout()
         return int(rows.shape[-1]), int(stock.shape[-1])
+
+    def _unknown_layout(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"A '{self.model_type}' model does not keep its caches in the way that rejected tokens can be undone in, "
+            "with this version of mlx-lm. Try mlx-lm itself for plain decoding, or another target."
+        )
 
 
 def _trunk(model: nn.Module, first: nn.Module, model_type: str) -> nn.Module:
