@@ -178,15 +178,16 @@ def _measured(runs: _Runs) -> Measured:
         if len(turns) == _MOST or spent > _PATIENCE or (len(turns) >= _LEAST and spent > _MEASURING):
             break
     rounds = {rows: [turn.round[rows] for turn in turns] for rows in turns[0].round}
-    draft = _usual([turn.draft for turn in turns])
+    draft, plain = _usual([turn.draft for turn in turns]), _usual([turn.plain for turn in turns])
     depth = Depth(
         runs.tokens,
-        plain=_usual([turn.plain for turn in turns]),
+        plain=plain,
         draft=draft,
         look=max(median(turn.look for turn in turns), 0.0),
-        verify={rows: max(_usual(seconds) - draft, 0.0) for rows, seconds in rounds.items()},
+        # A pass that is waited for takes at least as long as one in a pipeline; less is noise.
+        verify={rows: max(_usual(seconds) - draft, plain) for rows, seconds in rounds.items()},
     )
-    return Measured(depth, _spread(rounds.values()) <= _STEADY)
+    return Measured(depth, len(turns) > 1 and _spread(rounds.values()) <= _STEADY)
 
 
 def _usual(seconds: Sequence[float]) -> float:
