@@ -4,7 +4,7 @@ Streaming is the one implementation: `generate` joins it, `compare` runs it besi
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
@@ -52,6 +52,7 @@ class DFlashGenerator:
             GPU and takes float32 on a CPU.
         kept_gb: memory for conversations kept between requests, so that a next turn reads only what is new; None
             takes a quarter of the machine's, 0 keeps none.
+        on_note: told what was chosen for the user, a sentence each, as soon as it is known; `notes` keeps them.
 
     Raises:
         UsageError: options that cannot be honoured.
@@ -68,6 +69,7 @@ class DFlashGenerator:
         draft_bits: int | None = None,
         dtype: str | None = None,
         kept_gb: float | None = None,
+        on_note: Callable[[str], None] | None = None,
     ):
         _check_mode(mode, draft_model, block_size, draft_bits)
         _check_kept(kept_gb)
@@ -88,7 +90,12 @@ class DFlashGenerator:
         )
         with ExitStack() as resources:
             resources.enter_context(runtime.wired_limit(pair.target.model.model))
-            costs = self._measured() if mode == "auto" and measuring else calibration.Known(None, ())
+            tell = on_note or (lambda _: None)
+            for note in (*pair.notes, *notes):
+                tell(note)
+            costs = self._measured(tell) if mode == "auto" and measuring else calibration.Known(None, ())
+            for note in costs.notes:
+                tell(note)
             self._resources = resources.pop_all()
         self._curve = costs.curve
         self.notes: tuple[str, ...] = (*pair.notes, *notes, *costs.notes)
@@ -215,7 +222,7 @@ class DFlashGenerator:
             return None
         return Drafter(self._pair.draft, self._pair.target.model)
 
-    def _measured(self) -> calibration.Known:
+    def _measured(self, tell: Callable[[str], None]) -> calibration.Known:
         """What drafting costs with this pair on this machine."""
         target, draft, machine = self._pair.target, self._pair.draft, self._machine
         if draft is None or self._block_size is None:
@@ -240,7 +247,7 @@ class DFlashGenerator:
             "kernels": str(self._kernels),
             "block_size": str(self._block_size),
         }
-        return calibration.costs(bench, key, block_size=self._block_size)
+        return calibration.costs(bench, key, block_size=self._block_size, tell=tell)
 
     def _holder(self) -> saved.Holder:
         versions = ", ".join(f"{name} {version(name)}" for name in ("dflash-mlx", "mlx", "mlx-lm"))

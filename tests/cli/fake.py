@@ -4,6 +4,7 @@ import hashlib
 import json
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ class FakeGenerator:
     block_size: int | None = None
     draft_bits: int | None = None
     dtype: str | None = None
+    on_note: Callable[[str], None] = lambda _: None
     kept_gb: float | None = None
     calls: list = field(default_factory=list)  # (prompt, options) of every stream
     closed: bool = False
@@ -43,6 +45,7 @@ class FakeGenerator:
         if self.target_model == "slow":
             time.sleep(20)
         self.notes = (f"made of {self.target_model or 'the default pair'}",)
+        self.on_note(self.notes[0])
 
     def __enter__(self):
         return self

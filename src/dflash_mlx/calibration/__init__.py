@@ -6,7 +6,7 @@ and takes no decision.
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,26 +38,30 @@ def wanted() -> bool:
     return value == "auto"
 
 
-def costs(bench: Bench, key: Mapping[str, str], *, block_size: int) -> Known:
-    """The costs of a pair, from the cache folder or else measured now, which takes a few seconds.
+def costs(
+    bench: Bench, key: Mapping[str, str], *, block_size: int, tell: Callable[[str], None] = lambda _: None
+) -> Known:
+    """The costs of a pair, from the cache folder or else measured now, which takes some seconds.
 
     Args:
         bench: the pair, run only where something is to be measured.
         key: what the costs hold for; another chip, version, type or block size is another key.
         block_size: tokens in a drafted block, its anchor included.
+        tell: told before anything is measured.
     """
     path = _path(key)
     found = stored.read(path, key) if path else None
     if found is not None:
         return Known(CostCurve(found, block_size), ())
+    tell("Measuring what drafting costs on this machine; this is done once for a pair ...")
     since = time.perf_counter()
     measured = measure(bench, block_size=block_size)
     depths, kept = [found.depth for found in measured], "there is no home folder to keep it in"
-    if not all(found.steady for found in measured):
-        kept = "the machine was busy, so it is measured again next time"
-    elif path is not None:
+    if path is not None:
         try:
             depths, kept = stored.write(path, key, depths), f"kept in {path}"
+            if not all(found.steady for found in measured):
+                kept += "; the machine was busy meanwhile: remove the file to have it measured again"
         except OSError as error:
             kept = f"it cannot be kept in {path.parent} ({error.strerror or type(error).__name__})"
     spent = time.perf_counter() - since

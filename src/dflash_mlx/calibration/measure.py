@@ -25,7 +25,7 @@ _PATIENCE = 8.0  # seconds after which one time is enough
 _SLOW = 12.0  # seconds for few tokens, after which many are not measured
 _STEADY = 1.5  # largest time over smallest, of half of the figures at least, where nothing else ran
 _PLAIN = (
-    9  # steps of a run of plain decoding; two fill the pipeline, the last empties it: they are not counted
+    6  # steps of a run of plain decoding; two fill the pipeline, the last empties it: they are not counted
 )
 
 Clock = Callable[[], float]

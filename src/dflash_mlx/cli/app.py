@@ -199,10 +199,7 @@ def _look_for_target(options: Options, factory: Factory) -> None:
 
 
 def _open(view: View, options: ChatOptions, factory: Factory) -> DFlashGenerator:
-    generator = factory(**options.model())
-    for note in generator.notes:
-        view.note(note)
-    return generator
+    return factory(**options.model(), on_note=view.note)
 
 
 def _stream(view: View, generator: DFlashGenerator, prompt: str, options: Options) -> None:
