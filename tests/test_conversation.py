@@ -15,6 +15,7 @@ from dflash_mlx import DFlashGenerator, generator
 from dflash_mlx.conversation import Conversations, common_prefix
 from dflash_mlx.errors import UsageError
 from dflash_mlx.loading import render
+from dflash_mlx.prompting import requested
 from dflash_mlx.target import kept
 from tests.kit.planned import PlannedDrafter
 from tests.loading.checkpoints import VOCAB, write_draft, write_target
@@ -173,7 +174,7 @@ def test_a_cache_that_cannot_be_cut_goes_back_to_the_mark(
     messages = [{"role": "user", "content": "What is it?"}]
     ids = render(cold.target.tokenizer, messages, think=True)  # ends with a think tag that no history has
     talk.turn(ids, [3, 0, 7], ending, 9)
-    settled = runner._request(messages, generator.Options(think=True)).settled
+    settled = requested(runner._pair, messages, generator.Options(think=True)).settled
     assert 0 < settled < len(ids)
     later = [*ids[:settled], *cold.target.tokenizer.encode("Short.<|end|>\n<|start|>user\nAnd?")]
     truth = cold.generate(later, max_new_tokens=12, **SAMPLED)

@@ -16,21 +16,21 @@ import mlx.core as mx
 
 from dflash_mlx import calibration, loading, runtime, saved, tuning
 from dflash_mlx.chat import Chat
-from dflash_mlx.conversation import Conversations, Mark, common_prefix, mark, state_of
-from dflash_mlx.core import Chunk, Comparison, Difference, Result, Stats
+from dflash_mlx.conversation import Conversations, Mark, mark, state_of
+from dflash_mlx.core import Chunk, Comparison, Result, Stats
 from dflash_mlx.decoding import Decoder, Meter
 from dflash_mlx.drafter import Drafter
 from dflash_mlx.errors import UsageError
-from dflash_mlx.loading import LoadedTarget, answer_ids, encode_raw, load_pair, render_history
+from dflash_mlx.loading import LoadedTarget, answer_ids, load_pair
 from dflash_mlx.policy import Adaptive, WholeBlock
-from dflash_mlx.request import Options, Prompt, Request, as_messages, fresh_seed
+from dflash_mlx.prompting import next_prompt, requested
+from dflash_mlx.request import Options, Prompt, Request
 from dflash_mlx.sampling import Sampler
-from dflash_mlx.target import kept, plain_tokens
+from dflash_mlx.target import kept
 from dflash_mlx.text import Piece, Transcript
+from dflash_mlx.yardstick import first_difference, plain_answer
 
 Mode = Literal["auto", "on", "off"]
-
-_NEXT_TURN = ({"role": "assistant", "content": "x"}, {"role": "user", "content": "x"})
 
 _PREFILL_CHUNK = {"gpu": 512, "cpu": 256}  # tokens; half a second or less for the models each is meant for
 
@@ -133,7 +133,7 @@ class DFlashGenerator:
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Chunk]:
         """Like `generate`, chunk by chunk as text becomes final; may be left at any chunk."""
-        return self._run(self._request(prompt, Options.checked(options)), self._kept)
+        return self._run(self._request(prompt, options), self._kept)
 
     def compare(self, prompt: Prompt, **options: Any) -> Comparison:
         """Decode twice with the same draws: by mlx-lm's plain loop, then with the drafter.
@@ -143,10 +143,19 @@ class DFlashGenerator:
         """
         if self._pair.draft is None:
             raise UsageError("There is nothing to compare: no drafter is loaded. Leave out mode='off'.")
-        request = self._request(prompt, Options.checked(options))
-        plain = self._run_plainly(request)
+        request = self._request(prompt, options)
+        model, stats = self._pair.target.model, self._stats(request)
+        plain = plain_answer(
+            model,
+            request,
+            stats,
+            self._transcript(request),
+            prefill_chunk=_PREFILL_CHUNK[self._machine.device],
+        )
         drafted = _collect(self._run(request, Conversations(0)))
-        return Comparison(plain, drafted, self._first_difference(request, plain.token_ids, drafted.token_ids))
+        return Comparison(
+            plain, drafted, first_difference(model, request, plain.token_ids, drafted.token_ids)
+        )
 
     def chat(self, system: str | None = None, **options: Any) -> Chat:
         """Begin a conversation; `options` are those of `stream`, for every turn.
@@ -170,7 +179,7 @@ class DFlashGenerator:
         """
         cache: dict[str, mx.array] = {}
         context: dict[str, mx.array] = {}
-        state = self._kept.find(self._next_prompt(messages)) if messages else None
+        state = self._kept.find(next_prompt(self._pair, messages)) if messages else None
         if state is not None and kept.goes_back(state.cache):
             cache = kept.arrays(state.cache)
             if drafter := self._drafter():
@@ -253,80 +262,11 @@ class DFlashGenerator:
         versions = ", ".join(f"{name} {version(name)}" for name in ("dflash-mlx", "mlx", "mlx-lm"))
         return saved.Holder(self.target_name, self.draft_name, str(self._pair.target.model.dtype), versions)
 
-    def _next_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """These messages and one more question as ids."""
-        return render_history(
-            self._pair.target.tokenizer, [*messages, _NEXT_TURN[1]], think=self._pair.thinking
-        )
-
-    def _request(self, prompt: Prompt, options: Options) -> Request:
-        """Render the prompt and hold everything against the models' limits."""
+    def _request(self, prompt: Prompt, options: Mapping[str, Any]) -> Request:
+        checked = Options.checked(options)
         if not hasattr(self, "_pair"):
             raise UsageError("This generator is closed; make a new one.")
-        target = self._pair.target
-        messages = as_messages(prompt, options.system)
-        if messages is None or options.raw:
-            ids = self._plain_ids(prompt, options)
-            settled = len(ids) - 1
-        else:
-            ids, settled = self._rendered(messages, options)
-        rows = target.model.vocab_size
-        if out := next((i for i in ids if not 0 <= i < rows), None):
-            raise UsageError(
-                f"The prompt holds the token id {out}; {target.name} has ids from 0 to {rows - 1}."
-            )
-        budget = options.max_new_tokens
-        notes: tuple[str, ...] = ()
-        limit = target.model.max_positions
-        if limit is not None and limit - len(ids) < 1:
-            raise UsageError(
-                f"The prompt has {len(ids)} tokens; {target.name} takes {limit}, the answer included."
-            )
-        if limit is not None and limit - len(ids) < budget:
-            budget = limit - len(ids)
-            notes = (
-                f"The context of {target.name} ends after {limit} tokens: {budget} are left for the answer.",
-            )
-        seed = fresh_seed() if options.seed is None else options.seed
-        return Request(
-            prompt=ids,
-            settled=settled,
-            inside_thought=self._opens_thought(ids),
-            params=options.sampling(seed),
-            budget=budget,
-            options=options,
-            notes=notes,
-        )
-
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Options) -> tuple[list[int], int]:
-        """Messages as ids, and how many of them the prompt of a next turn will begin with.
-
-        Templates end a prompt with what the history of the next turn may lack, such as an empty thought.
-        """
-        think = options.think if options.think is not None else self._pair.thinking
-        tokenizer = self._pair.target.tokenizer
-        ids = render_history(tokenizer, messages, think=think)
-        try:
-            later = render_history(tokenizer, [*messages, *_NEXT_TURN], think=think)
-        except UsageError:  # a template that takes no further turn
-            later = ids
-        return ids, min(common_prefix(ids, later), len(ids) - 1)
-
-    def _plain_ids(self, prompt: Prompt, options: Options) -> list[int]:
-        if options.system is not None:
-            raise UsageError("`system` needs the chat template: leave it out with raw text or token ids.")
-        if isinstance(prompt, str):
-            return encode_raw(self._pair.target.tokenizer, prompt)
-        if any(not isinstance(item, int) for item in prompt):
-            raise UsageError("`raw` takes text or token ids, not messages.")
-        return [int(item) for item in prompt if isinstance(item, int)]
-
-    def _opens_thought(self, ids: Sequence[int]) -> bool:
-        tag = self._pair.target.tokenizer.think_start_tokens
-        if not tag:
-            return False
-        tail = self._pair.target.tokenizer.decode(list(ids[-len(tag) - 4 :]))
-        return bool(tail.rstrip().endswith(self._pair.target.tokenizer.think_start))
+        return requested(self._pair, prompt, checked)
 
     def _transcript(self, request: Request) -> Transcript:
         tokenizer = self._pair.target.tokenizer
@@ -444,55 +384,6 @@ class DFlashGenerator:
                 "plain steps."
             )
         return f"Drafting did not pay here: {stats.plain_rounds} of {stats.new_tokens} tokens were decoded plainly."
-
-    def _run_plainly(self, request: Request) -> Result:
-        """The same request through mlx-lm's `generate_step`, with our draws and our stops."""
-        stats, transcript = self._stats(request), self._transcript(request)
-        stats.draft = stats.block_size = None
-        sampler = Sampler(request.params, request.options.logits_processors)
-        runtime.reset_peak_memory()
-        since = time.perf_counter()
-        tokens = plain_tokens(
-            self._pair.target.model,
-            request.prompt,
-            max_new_tokens=request.budget,
-            draw=sampler.draw,
-            draw_whole=sampler.draw_whole,
-            prefill_chunk=_PREFILL_CHUNK[self._machine.device],
-        )
-        for token in tokens:
-            if not transcript.tokens:
-                stats.seconds.prefill, since = time.perf_counter() - since, time.perf_counter()
-            if transcript.cut([token]).finish_reason is not None:
-                break
-        stats.seconds.decode = time.perf_counter() - since
-        tokens.close()
-        stats.new_tokens = len(transcript.tokens)
-        stats.rounds = stats.new_tokens - 1
-        stats.accept_lengths, stats.verify_lengths = [0] * stats.rounds, [0] * stats.rounds
-        stats.plain_rounds = stats.rounds
-        stats.finish_reason = transcript.finish_reason
-        stats.peak_memory_gb = runtime.peak_memory_gb()
-        return Result(
-            transcript.text, transcript.thinking, tuple(transcript.tokens), transcript.finish_reason, stats
-        )
-
-    def _first_difference(
-        self, request: Request, plain: Sequence[int], drafted: Sequence[int]
-    ) -> Difference | None:
-        if plain == drafted:
-            return None
-        pairs = zip(plain, drafted, strict=False)
-        index = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(drafted)))
-        if index == min(len(plain), len(drafted)):
-            ends = [ids[index] if index < len(ids) else None for ids in (plain, drafted)]
-            return Difference(index, ends[0], ends[1], None)
-        before = mx.array([*request.prompt, *plain[:index]])
-        model = self._pair.target.model
-        logits = model.verify(before, model.make_cache(), ()).logits[-1:]
-        sampler = Sampler(request.params, request.options.logits_processors)
-        gap = sampler.gap(logits, before.shape[0], before, (plain[index], drafted[index]))
-        return Difference(index, plain[index], drafted[index], gap)
 
 
 def find_target(target_model: str | Path) -> None:
