@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflash_mlx import DFlashGenerator, generator
+from dflash_mlx import DFlashGenerator, engine
 from dflash_mlx.conversation import Conversations, common_prefix
 from dflash_mlx.errors import UsageError
 from dflash_mlx.loading import render
 from dflash_mlx.prompting import requested
+from dflash_mlx.request import Options
 from dflash_mlx.target import kept
 from tests.kit.planned import PlannedDrafter
 from tests.loading.checkpoints import VOCAB, write_draft, write_target
@@ -62,13 +63,13 @@ class Talk:
         expected = list(truth.token_ids)
         held = self.runner._kept._states[-1:]
         shared = max((min(common_prefix(s.ids, ids), len(ids) - 1) for s in held), default=0)
-        pair, drafter = self.runner._pair, generator.Drafter
+        before, drafter = self.runner._engine, engine.Drafter
         draft = PlannedDrafter([*ids, *expected], plan, vocab_size=VOCAB)
-        generator.Drafter = lambda *_: draft  # type: ignore[assignment, misc]
+        engine.Drafter = lambda *_: draft  # type: ignore[assignment, misc]
         options = {**self.options, "max_new_tokens": length}
         if ending == "stop id":
-            stop = replace(pair.target, eos_ids=(expected[length - 1],))
-            self.runner._pair = replace(pair, target=stop)
+            stop = replace(before.pair.target, eos_ids=(expected[length - 1],))
+            self.runner._engine = replace(before, pair=replace(before.pair, target=stop))
         if ending == "stop string":
             options["stop"] = truth.text[length : length + 2] or "never"
         if ending == "error":
@@ -76,8 +77,8 @@ class Talk:
         try:
             seen = self._read(ids, options, stop_after=3 if ending == "left" else None)
         finally:
-            generator.Drafter = drafter  # type: ignore[misc]
-            self.runner._pair = pair
+            engine.Drafter = drafter  # type: ignore[misc]
+            self.runner._engine = before
         assert seen == expected[: len(seen)]
         assert ending == "error" or self.reused == shared
         [state] = self.runner._kept._states[-1:]
@@ -174,12 +175,12 @@ def test_a_cache_that_cannot_be_cut_goes_back_to_the_mark(
     messages = [{"role": "user", "content": "What is it?"}]
     ids = render(cold.target.tokenizer, messages, think=True)  # ends with a think tag that no history has
     talk.turn(ids, [3, 0, 7], ending, 9)
-    settled = requested(runner._pair, messages, generator.Options(think=True)).settled
+    settled = requested(runner._engine.pair, messages, Options(think=True)).settled
     assert 0 < settled < len(ids)
     later = [*ids[:settled], *cold.target.tokenizer.encode("Short.<|end|>\n<|start|>user\nAnd?")]
     truth = cold.generate(later, max_new_tokens=12, **SAMPLED)
     monkeypatch.setattr(
-        generator, "Drafter", lambda *_: PlannedDrafter([*later, *truth.token_ids], [2], vocab_size=VOCAB)
+        engine, "Drafter", lambda *_: PlannedDrafter([*later, *truth.token_ids], [2], vocab_size=VOCAB)
     )
     result = runner.generate(later, max_new_tokens=12, **SAMPLED)
     assert result.token_ids == truth.token_ids
@@ -235,15 +236,15 @@ def test_a_forked_context_is_not_written_over_by_the_one_it_came_from(runner: DF
     """Both share rows until one of them is parted; who goes on first must not matter."""
     beginning = list(range(100, 130))
     runner.generate([*beginning, 1, 2, 3, 4], max_new_tokens=9)
-    forked = generator.Drafter(runner._pair.draft, runner.target.model)
+    forked = engine.Drafter(runner._engine.pair.draft, runner.target.model)
     start = runner._kept.resume([*beginning, 50, 51, 52], runner.target.model, forked)
     assert start.reused == forked.context_length == 30 and len(runner._kept) == 1
     [state] = runner._kept._states
-    third = generator.Drafter(runner._pair.draft, runner.target.model)
+    third = engine.Drafter(runner._engine.pair.draft, runner.target.model)
     third.restore(state.context)
     assert third.rewind(30)
     expected = _logits(third)
-    went_on = generator.Drafter(runner._pair.draft, runner.target.model)
+    went_on = engine.Drafter(runner._engine.pair.draft, runner.target.model)
     went_on.restore(state.context)
     runner._kept.clear()
     del state

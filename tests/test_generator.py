@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from dflash_mlx import DFlashError, DFlashGenerator, Result, generator
+from dflash_mlx import DFlashError, DFlashGenerator, Result, engine
 from dflash_mlx.conversation import Conversations
 from dflash_mlx.core import Chunk
 from dflash_mlx.errors import UsageError
@@ -48,7 +48,7 @@ def plan(runner: DFlashGenerator, plain: DFlashGenerator, monkeypatch: pytest.Mo
         ids = render(runner.target.tokenizer, messages, think=options.get("think"))
         monkeypatch.setattr(runner, "_kept", Conversations(10**9))  # of planned drafters alone
         monkeypatch.setattr(
-            generator,
+            engine,
             "Drafter",
             lambda *_: PlannedDrafter([*ids, *longer.token_ids], accepted, vocab_size=VOCAB),
         )
