@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dflash_mlx import runtime
 from dflash_mlx.conversation import Conversations, Mark, mark, state_of
 from dflash_mlx.core import Chunk, Result, Stats
-from dflash_mlx.decoding import Decoder, Meter
+from dflash_mlx.decoding import Decoder, Meter, Policy
 from dflash_mlx.engine import Engine
 from dflash_mlx.policy import Adaptive, CostCurve, WholeBlock
 from dflash_mlx.request import Request
@@ -17,9 +17,15 @@ from dflash_mlx.sampling import Sampler
 from dflash_mlx.text import Piece, Transcript
 
 
-def answer(engine: Engine, request: Request, conversations: Conversations) -> Iterator[Chunk]:
-    """Read what of the prompt is not held yet, decode, and keep the state, however it ends."""
-    stats, transcript, drafter = engine.stats(request), engine.transcript(request), engine.drafter()
+def answer(
+    engine: Engine, request: Request, conversations: Conversations, *, policy: Policy | None = None
+) -> Iterator[Chunk]:
+    """Read what of the prompt is not held yet, decode, and keep the state, however it ends.
+
+    Without a `policy` the measured costs decide; with one the pair drafts as it says, whether that pays or not.
+    """
+    stats, transcript = engine.stats(request), engine.transcript(request)
+    drafter = engine.drafter(insist=policy is not None)
     target = engine.pair.target.model
     runtime.reset_peak_memory()
     since = time.perf_counter()
@@ -31,7 +37,7 @@ def answer(engine: Engine, request: Request, conversations: Conversations) -> It
         drafter=drafter,
         sampler=Sampler(request.params, request.options.logits_processors, choices=engine.kernels),
         cut=transcript.cut,
-        policy=Adaptive(engine.curve) if engine.curve else WholeBlock(),
+        policy=policy or (Adaptive(engine.curve) if engine.curve else WholeBlock()),
         max_new_tokens=request.budget,
         block_size=engine.block_size or 1,
         prefill_chunk=engine.prefill_chunk,

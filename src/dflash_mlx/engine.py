@@ -37,9 +37,9 @@ class Engine:
         """Prompt tokens in one pass."""
         return PREFILL_CHUNK[self.machine.device]
 
-    def drafter(self) -> Drafter | None:
-        """A drafter without context; None also where not even one that is always right would pay."""
-        if self.pair.draft is None or (self.curve is not None and not self.curve.can_pay):
+    def drafter(self, *, insist: bool = False) -> Drafter | None:
+        """A drafter without context; None also, unless insisted on, where not even a perfect one would pay."""
+        if self.pair.draft is None or not (insist or self.curve is None or self.curve.can_pay):
             return None
         return Drafter(self.pair.draft, self.pair.target.model)
 

@@ -122,6 +122,17 @@ class DFlashGenerator:
         """Size of both models' weights, in 1e9 bytes."""
         return self._engine.pair.nbytes / runtime.GB
 
+    @property
+    def engine(self) -> Engine:
+        """The pair made ready, for whoever measures it.
+
+        Raises:
+            UsageError: the generator is closed.
+        """
+        if not hasattr(self, "_engine"):
+            raise UsageError("This generator is closed; make a new one.")
+        return self._engine
+
     def generate(self, prompt: Prompt, **options: Any) -> Result:
         """Answer a prompt; the options are those of `request.Options`.
 
@@ -211,9 +222,7 @@ class DFlashGenerator:
 
     def _request(self, prompt: Prompt, options: Mapping[str, Any]) -> Request:
         checked = Options.checked(options)
-        if not hasattr(self, "_engine"):
-            raise UsageError("This generator is closed; make a new one.")
-        return requested(self._engine.pair, prompt, checked)
+        return requested(self.engine.pair, prompt, checked)
 
 
 def find_target(target_model: str | Path) -> None:
