@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dflash_mlx.drafter import Drafter
 from dflash_mlx.drafter.context import Context, LayerContext
+from dflash_mlx.drafter.sight import Sight, sight
 from tests.drafter.toys import ToyEnds, toy_features, toy_network
 
 
@@ -28,26 +29,56 @@ steps = st.lists(
         st.tuples(st.just("snapshot"), st.just(0), st.just(0)),
         st.tuples(st.just("restore"), st.integers(0, 9), st.just(0)),
         st.tuples(st.just("forget"), st.integers(0, 9), st.just(0)),
+        st.tuples(st.just("rewind"), st.integers(0, 30), st.just(0)),
     ),
     max_size=30,
 )
 
 
+def in_sight(kept: list[int], sight: Sight) -> list[int]:
+    if sight.most is None or len(kept) <= sight.most:
+        return kept
+    return kept[: sight.sinks] + kept[-(sight.most - sight.sinks) :]
+
+
+sights = st.sampled_from(
+    [
+        sight(None, None),
+        *(sight(w, None) for w in (2, 5, 17, 200)),
+        *(sight(None, n) for n in (2, 5, 17, 200)),
+    ]
+)
+
+
 @settings(max_examples=150)
-@given(steps=steps, window=st.sampled_from([None, 2, 5, 17, 200]))
-def test_any_order_of_steps_shows_the_rows_a_list_would(steps, window):
-    layer, kept, saved, number = LayerContext(window), [], [], 0
+@given(steps=steps, sight=sights)
+def test_any_order_of_steps_shows_the_rows_a_list_would(steps, sight):
+    """Rows that never come into sight are left out where the layer says so."""
+    layer, kept, saved, number = LayerContext(sight), [], [], 0
     for step, a, b in steps:
         if step == "extend":
-            keep = a if window is None else min(a, window - 1)
-            if not keep + b:
+            fresh = list(range(number, number + a + b))
+            number += a + b
+            kept = kept + fresh[:a]
+            first, last = layer.wanted(a)
+            if first + last < a:
+                if first:
+                    extend(layer, fresh[:first], first)
+                layer.skip()
+                fresh, a = fresh[a - last :], last
+            if not fresh:
                 continue
-            fresh = list(range(number, number + keep + b))
-            number += keep + b
-            kept = kept + fresh[:keep]
-            seen = kept if window is None else kept[-(window - 1) :]
-            assert extend(layer, fresh, keep) == seen + fresh[keep:]
+            seen = in_sight(kept, sight)
+            assert extend(layer, fresh, a) == seen + fresh[a:]
             assert layer.visible == len(seen)
+        elif step == "rewind":
+            count = min(a, len(kept))
+            if layer.can_drop(count, len(kept) - count):
+                layer.drop(count)
+                kept = kept[: len(kept) - count]
+                assert layer.visible == len(in_sight(kept, sight))
+            else:
+                assert sight.most is not None and count, "whoever sees all goes back to anywhere"
         elif step == "snapshot":
             saved.append((layer.snapshot(), kept))
         elif saved and step == "restore":
@@ -58,7 +89,7 @@ def test_any_order_of_steps_shows_the_rows_a_list_would(steps, window):
 
 
 def test_a_windowed_layer_holds_about_twice_its_window_however_long_it_goes_on():
-    layer, capacities = LayerContext(512), set()
+    layer, capacities = LayerContext(sight(512, None)), set()
     for start in range(0, 20_000, 100):
         extend(layer, list(range(start, start + 108)), 100)
         capacities.add(layer.rows.capacity)
@@ -67,14 +98,14 @@ def test_a_windowed_layer_holds_about_twice_its_window_however_long_it_goes_on()
 
 
 def test_a_full_layer_grows_in_steps():
-    layer = LayerContext(None)
+    layer = LayerContext(Sight())
     for start in range(0, 1000, 10):
         extend(layer, list(range(start, start + 18)), 10)
     assert layer.rows.capacity == 1024
 
 
 def big_context(window: int | None) -> tuple[Context, mx.array]:
-    context = Context([window])
+    context = Context([sight(window, None)])
     filling = mx.zeros((1, 8, 3000, 128))
     context.layers[0].extend(filling, filling, keep=3000)
     step = mx.zeros((1, 8, 8, 128))

@@ -36,14 +36,17 @@ def toy_config(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in {**_SHAPE, **changes}.items() if value is not None}
 
 
-def toy_network(*, seed: int = 0, **changes: Any) -> DraftNetwork:
+def toy_network(*, seed: int = 0, draft_window: int | None = None, **changes: Any) -> DraftNetwork:
     """Large random weights, norms and biases included, so that nothing left out goes unseen."""
-    return random_network(toy_config(**changes), seed=seed)
+    return random_network(toy_config(**changes), draft_window=draft_window, seed=seed)
 
 
-def random_network(config: dict[str, Any], *, ends: Ends | None = None, seed: int = 0) -> DraftNetwork:
+def random_network(
+    config: dict[str, Any], *, ends: Ends | None = None, draft_window: int | None = None, seed: int = 0
+) -> DraftNetwork:
     """The network of a config of any format, with the ends that its file would bring along."""
-    network = DraftNetwork(DraftConfig.from_dict(config, name="toy").with_ends(ends or Ends()), name="toy")
+    read = DraftConfig.from_dict(config, name="toy").with_ends(ends or Ends())
+    network = DraftNetwork(read.with_draft_window(draft_window), name="toy")
     mx.random.seed(seed)
     network.update(tree_map(_random, network.parameters()))
     mx.eval(network.parameters())
@@ -145,6 +148,7 @@ def read_block(
 
     parts = config.parts
     count, heads, hd = features.shape[0], config.num_attention_heads, config.head_dim
+    narrow = config.draft_window
     group = heads // config.num_key_value_heads
     tapped = _numbers(features)
     if parts.tap_norms:
@@ -169,7 +173,12 @@ def read_block(
             mixed = np.zeros((block, heads, hd))
             for j in range(block):
                 place = count + j
-                seen = [p for p in range(count) if window is None or place - p < window]
+                if narrow is None or window is not None:
+                    reach = min(window or place + 1, (narrow or place) + 1)
+                    seen = [p for p in range(count) if place - p < reach]
+                else:
+                    first = min(4, narrow // 4)
+                    seen = [p for p in range(count) if p < first or count - p <= narrow - first]
                 seen += [count + k for k in range(block) if k <= j or not causal]
                 for h in range(heads):
                     query = rotate(norm(queries[j, h], attention + "q_norm"), place + shift)

@@ -6,6 +6,7 @@ from dflash_mlx.drafter.drafter import Drafter
 from dflash_mlx.drafter.network import DraftNetwork
 from dflash_mlx.drafter.probe import Probe, probe
 from dflash_mlx.drafter.save import save_draft
+from dflash_mlx.drafter.sight import check_draft_window
 
 __all__ = [
     "DraftConfig",
@@ -15,6 +16,7 @@ __all__ = [
     "check_bits",
     "expand",
     "load_draft",
+    "check_draft_window",
     "probe",
     "read_config",
     "save_draft",

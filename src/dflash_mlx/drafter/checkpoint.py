@@ -25,7 +25,12 @@ _FEW_ROWS = 8  # a matrix of fewer rows, such as a confidence head, gains nothin
 
 
 def load_draft(
-    folder: str | Path, *, name: str, bits: int | None = None, dtype: mx.Dtype | None = None
+    folder: str | Path,
+    *,
+    name: str,
+    bits: int | None = None,
+    dtype: mx.Dtype | None = None,
+    draft_window: int | None = None,
 ) -> DraftNetwork:
     """Load a drafter of any known format from a folder with `config.json` and safetensors.
 
@@ -35,15 +40,16 @@ def load_draft(
         bits: 4 or 8 quantises the matrices at load; None leaves them as they are stored.
         dtype: of activations and unquantised weights. None: as stored on a GPU (bf16 for files in fp16, whose
             range activations can leave), fp32 on a CPU, where matrices stored quantised are expanded too.
+        draft_window: context tokens that a layer sees at most; None for all that its config lets it see.
 
     Raises:
-        UsageError: other `bits`, or `bits` for a file that is quantised otherwise.
+        UsageError: other `bits`, or `bits` for a file that is quantised otherwise; a `draft_window` below the block.
         CheckpointError: files missing or unreadable, tensors missing, extra or misshaped.
         UnsupportedError: not a drafter of a known format.
     """
     check_bits(bits)
     folder = Path(folder)
-    config = DraftConfig.from_dict(read_config(folder, name=name), name=name)
+    config = DraftConfig.from_dict(read_config(folder, name=name), name=name).with_draft_window(draft_window)
     stored = config.quantization
     if bits and stored and stored.bits != bits:
         raise UsageError(

@@ -13,6 +13,7 @@ from dflash_mlx.drafter import formats
 from dflash_mlx.drafter.formats.base import Format, checked_count, either
 from dflash_mlx.drafter.parts import Ends, Parts
 from dflash_mlx.drafter.rope import RopeConfig
+from dflash_mlx.drafter.sight import Sight, check_draft_window, sight
 from dflash_mlx.errors import CheckpointError, UnsupportedError, UsageError
 
 DEFAULT_BLOCK_SIZE = 16
@@ -71,6 +72,7 @@ class DraftConfig:
     parts: Parts  # what there is beyond the v1 network
     format: Format = field(compare=False, repr=False)
     source: Mapping[str, Any] = field(compare=False, repr=False)  # the `config.json` it was read from
+    draft_window: int | None = None  # context tokens that the user lets a layer see; None: all that it would
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, name: str) -> "DraftConfig":
@@ -134,6 +136,15 @@ class DraftConfig:
         """The same config of a file that brings these ends along."""
         return replace(self, parts=replace(self.parts, ends=ends))
 
+    def with_draft_window(self, tokens: int | None) -> "DraftConfig":
+        """The same config with no layer seeing more than so many tokens of the context.
+
+        Raises:
+            UsageError: no whole number, or fewer than the block has.
+        """
+        check_draft_window(tokens, self.block_size)
+        return replace(self, draft_window=tokens)
+
     def num_parameters(self) -> int:
         """Parameters of an unquantised file, in closed form; the loader's self-check."""
         hidden, head = self.hidden_size, self.head_dim
@@ -185,8 +196,12 @@ class DraftConfig:
         return override
 
     def window(self, layer: int) -> int | None:
-        """Tokens that layer sees, its own included; None: all."""
+        """Tokens that layer sees by the checkpoint, its own included; None: all."""
         return self.sliding_window if self.layer_types[layer] == "sliding_attention" else None
+
+    def sight(self, layer: int) -> Sight:
+        """What of the context that layer sees, `draft_window` taken into account."""
+        return sight(self.window(layer), self.draft_window)
 
     def causal(self, layer: int) -> bool:
         """Whether that layer's block rows see only the block rows before them."""

@@ -1,15 +1,17 @@
 """The injected-context cache: keys and values of committed tokens in, what a block attends to out.
 
 Only committed rows count; the rows of the block being drafted lie behind them for the length of one pass and
-are written over by the next. Buffers grow in steps, a windowed layer holds at most twice its window.
+are written over by the next. Buffers grow in steps, a layer of limited sight holds at most twice what it sees.
 Knows neither the network nor positions: rows come rotated and in time order.
 """
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
+
+from dflash_mlx.drafter.sight import Sight
 
 _STEP = 256
 
@@ -48,12 +50,13 @@ class Rows:
         room = mx.zeros((1, like.shape[1], extra, like.shape[3]), dtype=like.dtype)
         return room if old is None else mx.concatenate([old[:, :, : self.filled], room], axis=2)
 
-    def copy(self, start: int, end: int) -> "Rows":
-        """Rows of their own, with what lies between start and end."""
+    def copy(self, *parts: slice) -> "Rows":
+        """Rows of their own, with these parts one behind the other."""
         rows = Rows()
-        if end > start and self.keys is not None and self.values is not None:
-            rows.write(self.keys[:, :, start:end], self.values[:, :, start:end])
-            rows.filled = end - start
+        for part in parts:
+            if part.stop > part.start and self.keys is not None and self.values is not None:
+                rows.write(self.keys[:, :, part], self.values[:, :, part])
+                rows.filled += part.stop - part.start
         return rows
 
 
@@ -66,22 +69,37 @@ class LayerSnapshot:
 
 
 class LayerContext:
-    """One layer's committed rows; with a window only those that a next token can still see."""
+    """One layer's committed rows; with a limited sight only those that a next token can still see.
 
-    def __init__(self, window: int | None) -> None:
-        self.window = window
+    The first `sight.sinks` rows are the first of all; the others end with the latest and have no gap.
+    """
+
+    def __init__(self, sight: Sight) -> None:
+        self.sight = sight
         self.rows = Rows()
         self._filled = 0  # less than rows.filled after a restore to an earlier state
 
     @property
     def visible(self) -> int:
-        """Committed rows that the next token sees: all, or at most window - 1."""
-        return self.seen_after(0)
+        """Committed rows that the next token sees."""
+        return self.sight.seen(self._filled)
 
-    def seen_after(self, count: int) -> int:
-        """`visible`, once `count` more rows are committed."""
-        filled = self._filled + count
-        return filled if self.window is None else min(filled, self.window - 1)
+    def wanted(self, count: int) -> tuple[int, int]:
+        """Of `count` rows that follow, how many of the first and how many of the last ever come into sight.
+
+        All of them where both make up `count`; else what lies between must be left out by `skip`.
+        """
+        most, sinks, _ = self.sight
+        if most is None:
+            return 0, count
+        first = min(max(sinks - self._filled, 0), count)
+        return first, min(count - first, most - sinks)
+
+    def skip(self) -> None:
+        """Leave out rows: of what is held only the sinks stay, since the rows to come will be all that is seen."""
+        kept = min(self.sight.sinks, self._filled)
+        self.rows = self.rows.copy(slice(0, kept))
+        self._filled = kept
 
     def extend(self, keys: mx.array, values: mx.array, *, keep: int) -> tuple[mx.array, mx.array]:
         """Append rows [1, H, S, hd], commit the first `keep` of them, return what is to be attended.
@@ -95,31 +113,46 @@ class LayerContext:
         self._filled += keep
         self.rows.filled = self._filled
         assert self.rows.keys is not None and self.rows.values is not None
-        part = slice(self._filled - self.visible, self._filled + keys.shape[2] - keep)
-        return self.rows.keys[:, :, part], self.rows.values[:, :, part]
+        return self._parts(self._filled + keys.shape[2] - keep)
 
     def _make_room(self, count: int) -> None:
         shared = any(snapshot.filled > self._filled for snapshot in self.rows.snapshots)
-        crowded = self.window is not None and self._filled + count > 2 * self.window
+        most = self.sight.most
+        crowded = most is not None and self._filled + count > 2 * (most + 1)
         if shared or (crowded and self._filled > self.visible):
             self.part()
         self.rows.filled = self._filled
 
     def part(self) -> None:
         """Copy the visible rows into buffers that nobody else holds."""
-        self.rows = self.rows.copy(self._filled - self.visible, self._filled)
+        first, latest = self._seen()
+        self.rows = self.rows.copy(slice(0, first), slice(latest, self._filled))
         self._filled = self.rows.filled
 
     def seen(self) -> tuple[mx.array, mx.array]:
         """Keys and values of the visible rows."""
+        return self._parts(self._filled)
+
+    def _seen(self) -> tuple[int, int]:
+        """The visible rows: those before the first number, and those from the second on."""
+        if self.visible == self._filled:
+            return 0, 0
+        return self.sight.sinks, self._filled - (self.visible - self.sight.sinks)
+
+    def _parts(self, end: int) -> tuple[mx.array, mx.array]:
         assert self.rows.keys is not None and self.rows.values is not None
-        part = slice(self._filled - self.visible, self._filled)
-        return self.rows.keys[:, :, part], self.rows.values[:, :, part]
+        first, latest = self._seen()
+        keys, values = self.rows.keys[:, :, latest:end], self.rows.values[:, :, latest:end]
+        if first == 0:
+            return keys, values
+        return (
+            mx.concatenate([self.rows.keys[:, :, :first], keys], axis=2),
+            mx.concatenate([self.rows.values[:, :, :first], values], axis=2),
+        )
 
     def can_drop(self, count: int, left: int) -> bool:
         """Whether the rows that `left` tokens need are here without the last `count` rows."""
-        needed = left if self.window is None else min(left, self.window - 1)
-        return self._filled - count >= needed
+        return self._filled - count >= self.sight.seen(left)
 
     def drop(self, count: int) -> None:
         """Forget the last `count` rows."""
@@ -142,10 +175,10 @@ class ContextSnapshot(NamedTuple):
 
 
 class Context:
-    """The context of all layers; `length` tokens are committed, those a window has dropped included."""
+    """The context of all layers; `length` tokens are committed, those out of sight included."""
 
-    def __init__(self, windows: list[int | None]) -> None:
-        self.layers = [LayerContext(window) for window in windows]
+    def __init__(self, sights: Sequence[Sight]) -> None:
+        self.layers = [LayerContext(sight) for sight in sights]
         self.length = 0
 
     def arrays(self) -> list[mx.array]:

@@ -58,10 +58,10 @@ def restore(network: DraftNetwork) -> None:
 
 def _visible_bands(network: DraftNetwork, rows: int, key_bands: list[int]) -> list[int]:
     """The bands that some layer can reach: a window ends the sight of its layer."""
-    windows = [network.config.window(layer) for layer in range(network.config.num_hidden_layers)]
-    if None in windows:
+    reaches = [network.config.sight(layer).most for layer in range(network.config.num_hidden_layers)]
+    if None in reaches:
         return key_bands
-    most = max(window for window in windows if window is not None) - 1 + rows
+    most = max(reach for reach in reaches if reach is not None) + rows
     return [band for band in key_bands if band <= attention_plan.bands(rows, most)[1]]
 
 

@@ -57,7 +57,7 @@ class Attention(nn.Module):
             values,
             scale=self.scale,
             causal=self._causal,
-            window=context.window,
+            window=context.sight.window,
             choices=choices,
         )
         mixed = mixed.transpose(0, 2, 1, 3)  # [1, B, H, hd]
@@ -175,8 +175,8 @@ class DraftNetwork(nn.Module):
         return self.norm.weight.dtype
 
     def make_context(self) -> Context:
-        """An empty context with each layer's own window."""
-        return Context([self.config.window(layer) for layer in range(len(self.layers))])
+        """An empty context with each layer's own sight."""
+        return Context([self.config.sight(layer) for layer in range(len(self.layers))])
 
     def fuse(self, features: mx.array) -> mx.array:
         """Features [S, F*D] of S tokens to the one context row [S, D] that all layers share."""
@@ -202,7 +202,7 @@ class DraftNetwork(nn.Module):
         start = context.length + (0 if fused is None else fused.shape[0])
         hidden = block[None].astype(self.dtype)
         for layer, rows in zip(self.layers, context.layers, strict=True):
-            seen = None if fused is None else _in_window(fused, rows.window)[None]
+            seen = None if fused is None else self._in_sight(layer, fused, rows, start)
             hidden = layer(hidden, seen, rows, start, self.choices)
         context.length = start
         return self.norm(hidden[0, 0 if self.config.parts.anchor_predicts else 1 :])
@@ -227,10 +227,18 @@ class DraftNetwork(nn.Module):
         """Let fused rows [S, D] enter the context without drafting; buffers are lazy afterwards."""
         context.length += fused.shape[0]
         for layer, rows in zip(self.layers, context.layers, strict=True):
-            fitting = _in_window(fused, rows.window)[None]
-            layer.absorb(fitting, rows, context.length, self.choices)
+            seen = self._in_sight(layer, fused, rows, context.length)
+            layer.absorb(seen, rows, context.length, self.choices)
 
 
-def _in_window(fused: mx.array, window: int | None) -> mx.array:
-    """The rows that a token right after them sees through the window."""
-    return fused if window is None else fused[1 - window :]
+        Where rows are left out, the first ones, which stay in sight for good, enter the context here.
+        """
+        first, last = context.wanted(count := fused.shape[0])
+        if first + last == count:
+            return fused[None]
+        if first:
+            layer.absorb(fused[None, :first], context, end - count + first, self.choices)
+        context.skip()
+        return fused[None, count - last :]
+    def _in_sight(self, layer: Layer, fused: mx.array, context: LayerContext, end: int) -> mx.array:
+        """The last of the fused rows [S, D], those that the token at `end` sees: [1, S', D].

@@ -117,8 +117,8 @@ def context_bytes(config: Mapping[str, Any], *, itemsize: int, tokens: int = CON
 
 def draft_context_bytes(config: DraftConfig, *, itemsize: int, tokens: int = CONTEXT) -> int:
     """Keys and values that a drafter keeps of these tokens."""
-    windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
-    held = sum(tokens if window is None else min(tokens, 2 * window) for window in windows)
+    reaches = [config.sight(layer).most for layer in range(config.num_hidden_layers)]
+    held = sum(tokens if most is None else min(tokens, 2 * (most + 1)) for most in reaches)
     return 2 * held * config.num_key_value_heads * config.head_dim * itemsize
 
 
