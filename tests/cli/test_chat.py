@@ -108,7 +108,8 @@ def test_figures_before_the_subcommand_are_inherited(console):
 
 def test_a_second_ctrl_c_does_not_end_the_chat_with_the_answer():
     """An impatient hand: the second arrives while the first is being answered."""
-    view = SimpleNamespace(piece=lambda *_: None, end_answer=lambda: None, figures=lambda _: None, note=print)
+    names = ("piece", "wait", "end_answer", "figures", "note")
+    view = SimpleNamespace(**{name: lambda *_: None for name in names})
     said = []
 
     def say(text):

@@ -205,7 +205,7 @@ def _open(view: View, options: ChatOptions, factory: Factory) -> DFlashGenerator
 def _stream(view: View, generator: DFlashGenerator, prompt: str, options: Options) -> None:
     stats = None
     for chunk in generator.stream(prompt, **options.answer()):
-        view.piece(chunk.text, chunk.kind)
+        view.piece(chunk.text, chunk.kind, chunk.stats)
         stats = chunk.stats
     view.end_answer()
     if stats is not None:

@@ -120,9 +120,10 @@ class Chat:
 
     def _stream(self, text: str, options: Mapping[str, Any]) -> None:
         chunks = self.talk.send(text, **options)
+        self._view.wait("reading ...")
         try:
             for chunk in chunks:
-                self._view.piece(chunk.text, chunk.kind)
+                self._view.piece(chunk.text, chunk.kind, chunk.stats)
                 self._last = chunk.stats
         finally:
             chunks.close()  # type: ignore[attr-defined]  # what was said so far is remembered right now

@@ -1,16 +1,19 @@
 """Markdown drawn while it is being written: pieces of text in, finished blocks and a live last one out.
 
 A block is printed for good when a blank line, a heading or a fence ends it, code line by line; what is still open
-stands below and is drawn again with every piece. No text is dropped: what Markdown would swallow (HTML, link
-definitions, backslashes) is shown as it is. Knows no chat.
+stands below, under it a line of status, and both are drawn again with every piece. Each piece is one write, so that
+no terminal shows half a picture. No text is dropped: what Markdown would swallow (HTML, link definitions,
+backslashes) is shown as it is. Knows no chat.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from markdown_it import MarkdownIt
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
@@ -22,7 +25,7 @@ _FENCE = re.compile(r"^ {0,8}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$")
 
 
 class MarkdownStream:
-    """One answer on a terminal.
+    """One answer on a terminal, the thoughts before it dimmed.
 
     Args:
         console: of the terminal.
@@ -31,39 +34,97 @@ class MarkdownStream:
     def __init__(self, console: Console):
         self._console = console
         self._live: Live | None = None
+        self._status = ""
         self._partial = ""  # the line that still grows
+        self._thinks = False  # whether that line is a thought's
         self._block: list[str] = []  # whole lines of the open block
         self._fence: str | None = None  # the mark that ends the open code
         self._code: list[str] = []
         self._language = ""
         self._gap = False  # whether a blank line stands between what was printed and what comes
 
-    def feed(self, text: str) -> None:
-        """Draw a piece of the answer."""
-        *lines, self._partial = (self._partial + text).split("\n")
-        if self._live is None:
-            self._live = Live(
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start()
-        for line in lines:
-            self._line(line)
-        self._live.update(_Drawn(self._open(), most=max(1, self._console.height - 2)), refresh=True)
+    @property
+    def width(self) -> int:
+        """Columns that a line of status may take."""
+        return self._console.width - 1
+
+    def feed(self, text: str, *, status: str = "") -> None:
+        """Draw a piece of the answer, and a line of status below it."""
+        self._status = status
+        with self._one_write():
+            self._end_thought()
+            *lines, self._partial = (self._partial + text).split("\n")
+            for line in lines:
+                self._line(line)
+            self._draw()
+
+    def think(self, text: str, *, status: str = "") -> None:
+        """Draw a piece of the thoughts, and a line of status below it."""
+        self._status = status
+        with self._one_write():
+            if not self._thinks:
+                self._flush()
+            *lines, self._partial = (self._partial + text).split("\n")
+            self._thinks = True
+            for line in lines:
+                self._thought(line)
+            self._draw()
+
+    def say(self, status: str) -> None:
+        """Draw another line of status and nothing else; "" for none."""
+        if status != self._status:
+            self._status = status
+            with self._one_write():
+                self._draw()
 
     def finish(self) -> None:
         """Print what is still open; the next piece begins another answer."""
+        self._status = ""
         if self._live is None:
             return
-        live, self._live = self._live, None
-        live.stop()
-        if self._partial:
-            self._line(self._partial)
-        self._flush()
+        with self._console:
+            live, self._live = self._live, None
+            live.stop()
+            self._end_thought()
+            if self._partial:
+                self._line(self._partial)
+            self._flush()
         self._partial, self._fence, self._code, self._gap = "", None, [], False
+
+    @contextmanager
+    def _one_write(self) -> Iterator[None]:
+        with self._console:
+            if self._live is None:
+                self._live = Live(
+                    console=self._console,
+                    auto_refresh=False,
+                    transient=True,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                )
+                self._live.start()
+            yield
+
+    def _draw(self) -> None:
+        assert self._live is not None
+        body = self._open()
+        gap = self._gap and body is not None and not self._thinks and self._fence is None
+        rows = self._console.height - 2 - gap - bool(self._status)
+        lines: list[RenderableType] = [Text("")] if gap and rows > 0 else []
+        if body is not None:
+            lines.append(_Drawn(body, most=max(1, rows)))
+        if self._status:
+            lines.append(Text(self._status, style="dim", no_wrap=True, overflow="crop"))
+        self._live.update(Group(*lines), refresh=True)
+
+    def _end_thought(self) -> None:
+        if self._thinks:
+            thought, self._partial, self._thinks = self._partial, "", False
+            if thought:
+                self._thought(thought)
+
+    def _thought(self, line: str) -> None:
+        self._console.print(_Drawn(Text(line, style="dim")))
 
     def _line(self, line: str) -> None:
         if self._fence is not None:
@@ -97,12 +158,14 @@ class MarkdownStream:
             self._console.print()
         self._gap = False
 
-    def _open(self) -> RenderableType:
-        """What may still change."""
+    def _open(self) -> RenderableType | None:
+        """What may still change; None where that is nothing."""
+        if self._thinks:
+            return Text(self._partial, style="dim") if self._partial else None
         if self._fence is not None:
-            return Text(self._partial)
+            return Text(self._partial) if self._partial else None
         text = "\n".join([*self._block, self._partial])
-        return _markdown(text) if text.strip() else Text("")
+        return _markdown(text) if text.strip() else None
 
     def _highlighted(self) -> list[Text]:
         """The code so far; a line's colours depend on those before it."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 
+from dflash_mlx.cli import figures
 from dflash_mlx.cli.markdown import MarkdownStream
 
 if TYPE_CHECKING:  # it loads MLX
@@ -53,6 +54,7 @@ class View:
         self.shows_stats = console.is_terminal if stats is None else stats
         self._kind: ChunkKind = "answer"
         self._open = {"answer": False, "thought": False}  # whether its last line still lacks a newline
+        self._folded = 0  # tokens of the thought that is being hidden
         self._noted: set[str] = set()
 
     def read_markdown(self) -> None:
@@ -61,30 +63,37 @@ class View:
         if self._answers_on_terminal and not plain:
             self._markdown = MarkdownStream(Console(file=self._answers, force_terminal=True, highlight=False))
 
-    def piece(self, text: str, kind: ChunkKind) -> None:
-        """Show the next piece of an answer or of the thoughts before it."""
-        if not text:
-            return
-        if kind == "thought" and self.hides_thoughts:
-            if self._kind != "thought" or not self._open["thought"]:
-                self._console.out("thinking", style="dim", highlight=False, end="")
-                self._kind, self._open["thought"] = kind, True
-            return
-        if kind != self._kind:
-            self._break(self._kind)
-            self._kind = kind
-        self._open[kind] = not text.endswith("\n")
-        if kind == "thought":
-            self._console.out(_printable(text), style="dim", highlight=False, end="")
-        elif self._markdown:
-            self._open[kind] = True
-            self._markdown.feed(_printable(text))
-        else:
-            self._answers.write(_printable(text) if self._answers_on_terminal else text)
-            self._answers.flush()
+    def wait(self, text: str) -> None:
+        """Show what is being waited for, until the first piece comes; only where answers are drawn."""
+        if self._markdown and self._console.is_terminal:
+            self._markdown.say(_printable(text))
+
+    def piece(self, text: str, kind: ChunkKind, stats: Stats | None = None) -> None:
+        """Show the next piece of an answer or of the thoughts before it.
+
+        Args:
+            text: the piece.
+            kind: of the text.
+            stats: running totals, for the line below what is drawn.
+        """
+        drawn = self._markdown if kind == "answer" or self._console.is_terminal else None
+        status = self._status(stats) if drawn else ""
+        if kind == "thought" and text and self.hides_thoughts:
+            self._fold(stats)
+        elif drawn is not None and text:
+            self._unfold()
+            self._break("thought")
+            (drawn.think if kind == "thought" else drawn.feed)(_printable(text), status=status)
+        elif drawn is not None and status:
+            drawn.say(status)
+        elif text:
+            self._write(text, kind)
 
     def end_answer(self) -> None:
         """Finish the line that is open on either stream."""
+        if self._markdown:
+            self._markdown.finish()
+        self._unfold()
         self._break("thought")
         self._break("answer")
         self._kind = "answer"
@@ -130,7 +139,7 @@ class View:
         if stats.finish_reason == "length":
             self.say(f"stopped at the limit of {stats.new_tokens} tokens")
         if self.shows_stats:
-            self.say(_figures(stats))
+            self.say(figures.whole(stats))
 
     def verdict(self, comparison: Comparison) -> None:
         """Two lines: whether plain and drafted decoding agree, and how their speeds compare."""
@@ -149,21 +158,53 @@ class View:
             f"{comparison.speedup:.2f} times"
         )
 
+    def _status(self, stats: Stats | None) -> str:
+        if stats is None or self._markdown is None or not (self.shows_stats and self._console.is_terminal):
+            return ""
+        return figures.live(stats, self._markdown.width)
+
+    def _fold(self, stats: Stats | None) -> None:
+        """Tell of a thought without showing it."""
+        first, self._folded = self._folded == 0, stats.new_tokens if stats else 1
+        if self._markdown and self._console.is_terminal:
+            self._markdown.say(
+                " · ".join(filter(None, ("thinking", self._status(stats))))[: self._markdown.width]
+            )
+        elif first:
+            self._write("thinking", "thought")
+
+    def _unfold(self) -> None:
+        """Leave a line in the place of thoughts that were not shown."""
+        tokens, self._folded = self._folded, 0
+        if tokens and self._markdown and self._console.is_terminal:
+            self._markdown.finish()
+            self._console.out(f"thought for {tokens} tokens, hidden", style="dim", highlight=False)
+
+    def _write(self, text: str, kind: ChunkKind) -> None:
+        """Show a piece as it is."""
+        if kind != self._kind:
+            self._break(self._kind)
+            self._kind = kind
+        self._open[kind] = not text.endswith("\n")
+        if kind == "thought":
+            self._console.out(_printable(text), style="dim", highlight=False, end="")
+        else:
+            self._answers.write(_printable(text) if self._answers_on_terminal else text)
+            self._answers.flush()
+
     def _break(self, kind: ChunkKind) -> None:
         if not self._open[kind]:
             return
         self._open[kind] = False
         if kind == "thought":
             self._console.out("")
-        elif self._markdown:
-            self._markdown.finish()
         else:
             self._answers.write("\n")
             self._answers.flush()
 
     def details(self, stats: Stats) -> None:
         """Everything that is known of an answer, a line for each thing."""
-        self.say("\n".join(_figures(stats).split(" · ")))
+        self.say(figures.details(stats))
 
     def copy(self, text: str) -> str:
         """Put a text on the clipboard; says how that went."""
@@ -231,24 +272,3 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.4g}" if isinstance(value, float) else _printable(str(value))
-
-
-def _figures(stats: Stats) -> str:
-    seconds = stats.seconds
-    parts = [
-        f"{stats.new_tokens} tokens",
-        f"{stats.tokens_per_second:.1f} tokens/s",
-        f"{stats.tokens_per_round:.2f} tokens/round",
-    ]
-    if stats.draft is not None:
-        parts.append(f"{stats.acceptance_rate:.0%} of {stats.verified} proposals accepted")
-    read = f"prefill {seconds.prefill:.2f} s for {stats.prompt_tokens - stats.reused_tokens} tokens"
-    parts.append(read + (f", {stats.reused_tokens} re-used" if stats.reused_tokens else ""))
-    if stats.context_limit is not None:
-        parts.append(f"context {stats.prompt_tokens + stats.new_tokens:,} of {stats.context_limit:,}")
-    for name in ("draft", "verify", "other"):
-        if (measured := getattr(seconds, name)) is not None:
-            parts.append(f"{name} {measured:.2f} s")
-    parts.append(f"peak {stats.peak_memory_gb:.2f} GB")
-    parts.append(f"seed {stats.seed}")
-    return " · ".join(parts)
