@@ -14,14 +14,17 @@ from dflash_mlx.core import Cut, Drafter, SamplingParams, Target
 from dflash_mlx.decoding import Decoder, Meter
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices
 from dflash_mlx.policy import Depth, Plan
+from dflash_mlx.policy.costs import interpolated
 from dflash_mlx.sampling import Sampler
 
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+_DEEP_ROWS = (2, 4, 8, 16)  # with many tokens; the others grow with the depth as their neighbours do
 _SHALLOW, _DEEP = 64, 4096  # tokens in the cache
-_READING = 1.5  # seconds in which the deep cache is filled, or as far as it goes
-_MEASURING = 2.0  # seconds at each depth, where that is enough for _LEAST
-_LEAST, _MOST = 3, 7  # times that everything is measured, after a first time that does not count
-_PATIENCE = 8.0  # seconds after which one time is enough
+_READING = 1.2  # seconds in which the deep cache is filled, or as far as it goes
+_LEAST, _MOST = 2, 6  # times that everything is measured
+_MEASURING = 0.5  # seconds at each depth, at least, where _MOST is not reached
+_TIGHT = 1.06  # second smallest time over smallest, of nine figures in ten, after which no more are taken
+_PATIENCE = 8.0  # seconds after which what there is must do
 _SLOW = 12.0  # seconds for few tokens, after which many are not measured
 _STEADY = 1.5  # largest time over smallest, of half of the figures at least, where nothing else ran
 _PLAIN = (
@@ -54,11 +57,11 @@ def measure(bench: Bench, *, block_size: int) -> list[Measured]:
     # A round here emits one token; all of them together must fit behind the deep context.
     deepest = min(_DEEP, room - (_MOST + 1) * (len(_ROWS) + _PLAIN + 2) - 2 * block_size)
     since = bench.clock()
-    depths = [_measured(_Runs(bench, block_size, min(_SHALLOW, max(deepest, 1))))]
+    depths = [_measured(_Runs(bench, block_size, min(_SHALLOW, max(deepest, 1)), _ROWS))]
     if deepest >= 4 * _SHALLOW and bench.clock() - since < _SLOW:
-        runs = _Runs(bench, block_size, deepest)
+        runs = _Runs(bench, block_size, deepest, _DEEP_ROWS)
         if runs.tokens >= 2 * _SHALLOW:  # less was read only where the machine is very slow
-            depths.append(_measured(runs))
+            depths.append(_filled_in(_measured(runs), depths[0].depth))
     mx.clear_cache()
     return depths
 
@@ -83,12 +86,12 @@ class _Told:
 class _Runs:
     """A generation that goes on as told, each round timed."""
 
-    def __init__(self, bench: Bench, block_size: int, tokens: int) -> None:
+    def __init__(self, bench: Bench, block_size: int, tokens: int, rows: Sequence[int]) -> None:
         self._clock = bench.clock
         self._block_size = block_size
         self._told = _Told()
         self._drafter = bench.make_drafter()
-        self.rows = [rows for rows in _ROWS if rows < block_size] + [block_size]
+        self.rows = [few for few in rows if 1 < few < block_size] + [block_size]
         self._decoder = Decoder(
             target=bench.target,
             cache=bench.target.make_cache(),
@@ -155,39 +158,60 @@ class _Turn(NamedTuple):
 
     plain: float
     draft: float
-    look: float
-    round: dict[int, float]  # by rows
+    looked: float  # a round over the whole block whose confidences were read
+    alone: float  # the same that then verified nothing
+    round: dict[int, float]  # by rows, 2 at least
 
 
 def _turn(runs: _Runs) -> _Turn:
-    few, whole = runs.rows[1:-1], runs.rows[-1]
-    rounds = {rows: runs.round(rows) for rows in (*few, whole)}
-    look = runs.looked(whole) - rounds[whole]
-    rounds[1] = runs.looked(1) - look
-    return _Turn(runs.plain(), runs.draft(), look, rounds)
+    rounds = {rows: runs.round(rows) for rows in runs.rows}
+    return _Turn(runs.plain(), runs.draft(), runs.looked(runs.rows[-1]), runs.looked(1), rounds)
 
 
 def _measured(runs: _Runs) -> Measured:
-    """The first turn, in which buffers are made and kernels are built, does not count."""
-    _turn(runs)
+    """The first rounds, in which buffers are made and kernels are built, do not count."""
+    for rows in runs.rows:
+        runs.round(rows)
     since = runs.clock
     turns: list[_Turn] = []
-    while True:
+    while len(turns) < _MOST:
         turns.append(_turn(runs))
         spent = runs.clock - since
-        if len(turns) == _MOST or spent > _PATIENCE or (len(turns) >= _LEAST and spent > _MEASURING):
+        if spent > _PATIENCE or (len(turns) >= _LEAST and spent > _MEASURING and _is_tight(turns)):
             break
-    rounds = {rows: [turn.round[rows] for turn in turns] for rows in turns[0].round}
+    rounds = {rows: [turn.round[rows] for turn in turns] for rows in runs.rows}
+    costs = {rows: _usual(seconds) for rows, seconds in rounds.items()}
     draft, plain = _usual([turn.draft for turn in turns]), _usual([turn.plain for turn in turns])
-    depth = Depth(
-        runs.tokens,
-        plain=plain,
-        draft=draft,
-        look=max(median(turn.look for turn in turns), 0.0),
-        # A pass that is waited for takes at least as long as one in a pipeline; less is noise.
-        verify={rows: max(_usual(seconds) - draft, plain) for rows, seconds in rounds.items()},
-    )
-    return Measured(depth, len(turns) > 1 and _spread(rounds.values()) <= _STEADY)
+    look = max(_usual([turn.looked for turn in turns]) - costs[runs.rows[-1]], 0.0)
+    costs = {1: _usual([turn.alone for turn in turns]) - look, **costs}
+    # A pass that is waited for takes at least as long as one in a pipeline; less is noise.
+    verify = {rows: max(seconds - draft, plain) for rows, seconds in costs.items()}
+    steady = len(turns) > 1 and _spread(rounds.values()) <= _STEADY
+    return Measured(Depth(runs.tokens, plain, draft, look, verify), steady)
+
+
+def _is_tight(turns: Sequence[_Turn]) -> bool:
+    """Whether another turn would hardly change the figures: most were met twice."""
+    figures = [[turn.plain for turn in turns], [turn.alone for turn in turns]]
+    figures += [[turn.round[rows] for turn in turns] for rows in turns[0].round]
+    gaps = sorted(second / max(first, 1e-9) for first, second, *_ in map(sorted, figures))
+    return gaps[9 * len(gaps) // 10 - 1] <= _TIGHT
+
+
+def _filled_in(deep: Measured, shallow: Depth) -> Measured:
+    """Costs with many tokens for every row count that was measured with few.
+
+    A pass of many rows need not cost more than one of fewer (BLAS and kernels have their favourite shapes), and
+    these steps are the same at every depth; what the context adds grows smoothly with the rows.
+    """
+    measured, floor = deep.depth.verify, deep.depth.plain
+    known = sorted(measured)
+    added = [measured[rows] - shallow.verify[rows] for rows in known]
+    verify = {
+        rows: max(seconds + interpolated(known, added, rows), floor)
+        for rows, seconds in shallow.verify.items()
+    }
+    return Measured(deep.depth._replace(verify=verify), deep.steady)
 
 
 def _usual(seconds: Sequence[float]) -> float:

@@ -1,10 +1,12 @@
 """What a round costs: seconds measured at a few row counts and depths in, seconds at any of them out.
 
-Knows no clock and no model; `calibration` measures.
+More rows never cost less; nothing else is assumed of the curve (a convex fit was tried, `benchmarks/LOG.md`). Knows
+no clock and no model; `calibration` measures.
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 
@@ -39,9 +41,10 @@ class Costs(NamedTuple):
 class CostCurve:
     """Seconds by depth and rows, interpolated between what was measured.
 
-    More rows never cost less: where a measurement says so, neighbours are pooled (isotonic regression). Nothing
-    is assumed of the slope. Measured curves bend down as often as up: 8.5, 13.5, 15.6, 20.7, 28.1 ms for 1, 2,
-    3, 5, 8 rows of a MoE on an M5 Max, and a convex fit would make its second row a third too cheap.
+    A pass costs at most what one of more rows does: where 8 rows take less time than 5 (OpenBLAS: 98 and 110 ms),
+    8 are verified. The fit is no closer than this and not convex: measured curves bend down as often as up (8.5,
+    13.5, 15.6, 20.7, 28.1 ms for 1, 2, 3, 5, 8 rows of a MoE on an M5 Max), and a convex one would make the second
+    row of that one a third too cheap.
     """
 
     def __init__(self, depths: Sequence[Depth], block_size: int) -> None:
@@ -68,22 +71,17 @@ class CostCurve:
 def _every_row(depth: Depth, block_size: int) -> Costs:
     rows = sorted(depth.verify)
     seconds = rising([depth.verify[row] for row in rows])
-    verify = tuple(_interpolated(rows, seconds, row) for row in range(1, block_size + 1))
+    verify = tuple(interpolated(rows, seconds, row) for row in range(1, block_size + 1))
     return Costs(depth.plain, depth.draft, max(depth.look, 0.0), verify)
 
 
 def rising(values: Sequence[float]) -> list[float]:
-    """The closest sequence that never falls: neighbours that do are replaced by their mean."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        pools.append((value, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (left, many), (right, few) = pools[-2:]
-            pools[-2:] = [((left * many + right * few) / (many + few), many + few)]
-    return [mean for mean, count in pools for _ in range(count)]
+    """The same where they rise; where a later value is smaller, that one: what comes after is to be had instead."""
+    return list(accumulate(reversed(values), min))[::-1]
 
 
-def _interpolated(rows: Sequence[int], seconds: Sequence[float], row: int) -> float:
+def interpolated(rows: Sequence[int], seconds: Sequence[float], row: int) -> float:
+    """Seconds at a row count between those of `rows`; beyond the last the slope goes on."""
     if row <= rows[0] or len(rows) == 1:
         return seconds[0]
     right = min(bisect_right(rows, row), len(rows) - 1)
