@@ -66,6 +66,9 @@ class Guess:
     def inject(self, features: mx.array, keep: int) -> None:
         self.context_length += keep
 
+    def see(self, text):
+        pass
+
     def settle(self) -> None:
         pass
 

@@ -233,6 +233,9 @@ class Drafter(Protocol):
     def inject(self, features: mx.array, keep: int) -> None:
         """Append the first `keep` rows of evaluated features [S, F*D] as context; may wait for the next propose."""
 
+    def see(self, text: Sequence[int]) -> None:
+        """The text so far, which only grows, the anchor included; asked before each `propose`."""
+
     def settle(self) -> None:
         """Compute and evaluate everything that waits."""
 

@@ -135,6 +135,7 @@ class Decoder:
         """Draft, verify, agree, cut, commit."""
         assert self.drafter is not None
         self.meter.start()
+        self.drafter.see(self.ids)
         proposal = self.drafter.propose(self.ids[-1], self.block_size)
         n = min(plan.verify, most)
         if plan.look:

@@ -203,6 +203,9 @@ class Watched:
         self.real.inject(features, keep)
         self.plan.inject(features, keep)
 
+    def see(self, text):
+        pass
+
     def settle(self) -> None:
         self.real.settle()
 

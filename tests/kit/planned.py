@@ -36,6 +36,9 @@ class PlannedDrafter:
         self.features.append(features[:keep])
         self.context_length += keep
 
+    def see(self, text):
+        pass
+
     def settle(self) -> None:
         mx.eval(self.features)
 

@@ -6,6 +6,7 @@ from dflash_mlx.drafter.drafter import Drafter
 from dflash_mlx.drafter.network import DraftNetwork
 from dflash_mlx.drafter.probe import Probe, probe
 from dflash_mlx.drafter.save import save_draft
+from dflash_mlx.drafter.shortlist import Shortlist
 from dflash_mlx.drafter.sight import check_draft_window
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "DraftNetwork",
     "Drafter",
     "Probe",
+    "Shortlist",
     "check_bits",
     "expand",
     "load_draft",

@@ -5,16 +5,19 @@ the target's, through the small protocol below, or the network's own; it knows n
 acceptance.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
 from dflash_mlx.core import Proposal
+from dflash_mlx.drafter import kept
 from dflash_mlx.drafter.context import ContextSnapshot
 from dflash_mlx.drafter.network import DraftNetwork
+from dflash_mlx.drafter.shortlist import Shortlist, Words
 from dflash_mlx.errors import PairError
+from dflash_mlx.kernels.table import Table
 
 _MAX_WAITING = 512  # rows of features kept before their keys and values are computed unasked
 
@@ -36,6 +39,12 @@ class SharedEnds(Protocol):
     def head(self, hidden: mx.array) -> mx.array:
         """Normed rows [S, D] to logits [S, V], the target's own scale and soft-cap included."""
 
+    def head_table(self) -> Table | None:
+        """The matrix that `head` multiplies with; None where logits cannot be had word by word."""
+
+    def head_by(self, hidden: mx.array, product: Callable[[mx.array], mx.array]) -> mx.array:
+        """`head` of the words whose logits `product` makes of normed rows."""
+
 
 class Waiting(NamedTuple):
     """Features whose first `keep` rows are to enter the context."""
@@ -54,8 +63,10 @@ class DrafterSnapshot(NamedTuple):
 class Drafter:
     """Implements `core.Drafter` for one target; many may share a network."""
 
-    def __init__(self, network: DraftNetwork, target: SharedEnds) -> None:
-        """Bind a network to a target.
+    def __init__(
+        self, network: DraftNetwork, target: SharedEnds, *, shortlist: Shortlist | None = None
+    ) -> None:
+        """Bind a network to a target; with a shortlist it proposes its words and those of the text.
 
         Raises:
             PairError: hidden sizes differ, or ids of the network are none of the target's.
@@ -87,6 +98,7 @@ class Drafter:
         self._target_dtype = self._embed(mx.array([0])).dtype  # of what its head takes; nothing is computed
         self._context = network.make_context()
         self._waiting: list[Waiting] = []
+        self._words = Words(shortlist) if shortlist else None
         own_cap = config.final_logit_softcapping
         self._softcap = own_cap if network.lm_head is not None or target.logit_softcap is None else None
 
@@ -106,6 +118,11 @@ class Drafter:
         if sum(waiting.keep for waiting in self._waiting) > _MAX_WAITING:
             self.settle()
 
+    def see(self, text: Sequence[int]) -> None:
+        """The text so far, which only grows: its words may be proposed, whatever the shortlist."""
+        if self._words is not None:
+            self._words.see(text)
+
     def settle(self) -> None:
         """Compute the context of everything that waits, evaluate it and free the features."""
         with self._undone_when_interrupted():
@@ -122,18 +139,20 @@ class Drafter:
         Raises:
             UsageError: a block below 2 or above the trained one.
         """
-        hidden, logits = self._drafted(anchor, block_size)
-        return self.network.choose(hidden, logits, anchor)
+        hidden = self._hidden(anchor, block_size)
+        if self._words is None or not self._words.covers:
+            return self.network.choose(hidden, self._logits(hidden), anchor)
+        return self.network.choose(hidden, self._logits(hidden, self._words), anchor, words=self._words.ids)
 
     def logits(self, anchor: int, block_size: int) -> mx.array:
         """Logits [block_size - 1, V] of the slots that predict, before any walk; what waits enters the context.
 
-        V is the target's vocabulary, or that of the network's own head.
+        V is the target's vocabulary, or that of the network's own head; no shortlist is looked at.
         """
-        return self._drafted(anchor, block_size)[1]
+        return self._logits(self._hidden(anchor, block_size))
 
-    def _drafted(self, anchor: int, block_size: int) -> tuple[mx.array, mx.array]:
-        """Normed rows [block_size - 1, D] of the slots that predict, and their logits."""
+    def _hidden(self, anchor: int, block_size: int) -> mx.array:
+        """Normed rows [block_size - 1, D] of the slots that predict."""
         network, config = self.network, self.network.config
         config.effective_block_size(block_size)
         masks = [config.mask_token_id] * (block_size - (2 if config.parts.anchor_predicts else 1))
@@ -144,18 +163,25 @@ class Drafter:
             embedded = network.embed_tokens(mx.array([min(anchor, rows_of_own - 1), *masks]))
         rows = embedded if config.input_embedding_scale == 1.0 else embedded * config.input_embedding_scale
         with self._undone_when_interrupted():
-            hidden = network(rows, self._fuse_waiting(), self._context)
+            return network(rows, self._fuse_waiting(), self._context)
+
+    def _logits(self, hidden: mx.array, words: Words | None = None) -> mx.array:
+        """Logits [n, V] of normed rows [n, D], or [n, N] of the words alone."""
+        network = self.network
         if network.lm_head is None:
-            logits = self.target.head(hidden.astype(self._target_dtype))
+            hidden = hidden.astype(self._target_dtype)
+            logits = self.target.head_by(hidden, words.product) if words else self.target.head(hidden)
+        elif words:
+            logits = words.product(hidden)
         else:
             logits = network.lm_head(hidden)
             if network.d2t is None:
                 logits = logits[:, : self.target.vocab_size]  # it may be padded beyond the target's
-        if config.output_multiplier != 1.0:
-            logits = logits * config.output_multiplier
+        if network.config.output_multiplier != 1.0:
+            logits = logits * network.config.output_multiplier
         if self._softcap is not None:
             logits = mx.tanh(logits / self._softcap) * self._softcap
-        return hidden, logits
+        return logits
 
     def snapshot(self) -> DrafterSnapshot:
         """What `restore` needs to bring this context back; costs nothing and stays valid."""
@@ -171,29 +197,28 @@ class Drafter:
         self.settle()
         return self._context.rewind(length)
 
-    def visible(self) -> dict[str, mx.array]:
-        """The context's rows, named, for a file."""
-        self.settle()
-        return self._context.visible()
+    def arrays(self, places: Sequence[DrafterSnapshot]) -> dict[str, mx.array]:
+        """What these places of one text hold, named, for a file; the first is the furthest."""
+        assert not any(place.waiting for place in places), "settle first"
+        return kept.arrays(self._context, [place.context for place in places])
 
-    def fill(self, named: Mapping[str, mx.array], length: int) -> None:
-        """Put what `visible` gave into an empty context, as that of `length` tokens.
+    def fill(self, named: Mapping[str, mx.array], lengths: Sequence[int]) -> tuple[DrafterSnapshot, ...]:
+        """Put what `arrays` gave into an empty context, as that of so many tokens at each place; gives the places.
 
         Raises:
-            KeyError: it is that of another network.
+            KeyError: they are of another network.
         """
-        self._context.fill(named, length)
-        mx.eval(self._context.arrays())
+        return tuple(DrafterSnapshot(place, ()) for place in kept.fill(self._context, named, lengths))
 
     def part(self) -> None:
         """Take the context into buffers of its own, so that another drafter may go on with the shared ones."""
         self._context.part()
         mx.eval(self._context.arrays())
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the context's buffers."""
-        return sum(array.nbytes for array in self._context.arrays())
+    def nbytes_of(self, snapshots: Sequence[DrafterSnapshot]) -> int:
+        """Bytes of what these snapshots hold; what several share counts once."""
+        waiting = {id(item.features): item.features for place in snapshots for item in place.waiting}
+        return kept.nbytes(place.context for place in snapshots) + sum(a.nbytes for a in waiting.values())
 
     @contextmanager
     def _undone_when_interrupted(self) -> Iterator[None]:

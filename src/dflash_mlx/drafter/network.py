@@ -207,15 +207,22 @@ class DraftNetwork(nn.Module):
         context.length = start
         return self.norm(hidden[0, 0 if self.config.parts.anchor_predicts else 1 :])
 
-    def choose(self, hidden: mx.array, logits: mx.array, anchor: int) -> Proposal:
-        """From normed rows [n, D] and logits [n, V] to the drafted tokens, as the format takes them; lazy."""
+    def choose(
+        self, hidden: mx.array, logits: mx.array, anchor: int, *, words: mx.array | None = None
+    ) -> Proposal:
+        """From normed rows [n, D] and logits [n, V] to the drafted tokens, as the format takes them; lazy.
+
+        `words` [V] names the tokens that the logits are of; None: all, as the head numbers them.
+        """
         if self.candidate_selector is not None:
-            proposal = self.candidate_selector.walk(hidden, logits, anchor)
+            proposal = self.candidate_selector.walk(hidden, logits, anchor, words)
         elif self.markov_head is not None:
+            assert words is None, "a Markov head biases all words"
             proposal = self.markov_head.walk(logits, anchor, self.d2t)
         else:
             tokens, confidences = most_probable(logits)
-            proposal = Proposal(translated(tokens, self.d2t), confidences)
+            tokens = translated(tokens, self.d2t) if words is None else words[tokens]
+            proposal = Proposal(tokens, confidences)
         if self.confidence_head is None:
             return proposal
         if self.markov_head is not None and self.config.parts.confidence_sees_markov:

@@ -29,16 +29,28 @@ class CandidateSelector(nn.Module):
         self.successor_codebook = mx.zeros((config.rows, config.rank))
         self.hidden_projection = nn.Linear(hidden_size, config.rank, bias=False)
 
-    def walk(self, hidden: mx.array, logits: mx.array, anchor: int) -> Proposal:
+    def walk(
+        self, hidden: mx.array, logits: mx.array, anchor: int, words: mx.array | None = None
+    ) -> Proposal:
         """Rows [n, D] and logits [n, V] of the drafted slots to the path of best scores.
 
-        A confidence is the softmax of the slot's scores, given the path so far.
+        A confidence is the softmax of the slot's scores, given the path so far. `words` [V] names the tokens that
+        the logits are of, where those are not all; there must be as many as candidates.
         """
         rows = self.successor_codebook.shape[0]
-        logits = logits[:, :rows].astype(mx.float32)
+        if words is None:
+            logits = logits[:, :rows].astype(mx.float32)
+        else:
+            logits = mx.where(words < rows, logits.astype(mx.float32), -mx.inf)
         count = min(self._top_k, logits.shape[-1])
-        candidates = mx.sort(mx.argpartition(-logits, count - 1, axis=-1)[:, :count], axis=-1)  # [n, K]
-        unary = mx.take_along_axis(logits, candidates, axis=-1)
+        places = mx.argpartition(-logits, count - 1, axis=-1)[:, :count]  # [n, K]
+        if words is None:
+            places = candidates = mx.sort(places, axis=-1)
+        else:
+            order = mx.argsort(words[places], axis=-1)
+            places = mx.take_along_axis(places, order, axis=-1)
+            candidates = mx.minimum(words[places], rows - 1)  # those beyond have no chance
+        unary = mx.take_along_axis(logits, places, axis=-1)
         # The first slot has one predecessor, the anchor; K times, so that all slots are one product.
         first = mx.full((1, count), min(anchor, rows - 1), dtype=candidates.dtype)
         before = self.predecessor_codebook[mx.concatenate([first, candidates[:-1]])].astype(mx.float32)

@@ -18,7 +18,8 @@ from dflash_mlx.core import Pass
 from dflash_mlx.errors import NumericalError, UnsupportedError
 from dflash_mlx.kernels import layers, trial
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
-from dflash_mlx.target import caches, kernels, taps
+from dflash_mlx.kernels.table import Table
+from dflash_mlx.target import caches, kernels, taps, words
 from dflash_mlx.target.caches import Cache, CacheSnapshot, Tape, quantised
 from dflash_mlx.target.recurrence import Recorder
 
@@ -56,6 +57,8 @@ class MLXTarget:
         self._lock = _lock_of(model)
         caches.check_model(model, self.model_type)
         self._recorder = Recorder(model)
+        self._last: tuple[nn.Module, Table] | None = None
+        self._looked_for_last = False
         quantised.check_bits(kv_bits)
         self.kv_bits = kv_bits
         self._kv_group = self._group_size() if kv_bits else 0
@@ -114,6 +117,18 @@ class MLXTarget:
         with self._lock, taps.returning(self._trunk, hidden[None]):
             logits: mx.array = self.model(mx.zeros((1, hidden.shape[0]), mx.int32))[0]
         return logits
+
+    def head_table(self) -> Table | None:
+        """The matrix that `head` multiplies with; None where logits cannot be had word by word."""
+        found = self._last_layer()
+        return found[1] if found else None
+
+    def head_by(self, hidden: mx.array, product: words.Product) -> mx.array:
+        """`head` of the words whose logits `product` makes of normed rows [S, D], scaled and capped as the model does."""
+        found = self._last_layer()
+        assert found is not None, "ask head_table first"
+        with self._lock, words.multiplying(found[0], product):
+            return self.head(hidden)
 
     def verify(self, ids: mx.array, cache: Cache, taps_: Sequence[int] = ()) -> Pass:
         """One forward over ids [S] after what the cache holds; everything returned is lazy.
@@ -196,6 +211,14 @@ class MLXTarget:
             f"The forward of {self.name} differs with the Metal kernels ({wrong}) in this version of mlx-lm: none "
             "is used."
         )
+
+    def _last_layer(self) -> tuple[nn.Module, Table] | None:
+        if not self._looked_for_last:
+            with self._lock:
+                rows = self.embed(mx.array([0, 1]))
+                self._last = words.last_layer(self.model, self._trunk, self.vocab_size, rows)
+            self._looked_for_last = True
+        return self._last
 
     def _shapes(self) -> kernels.Shapes:
         two = mx.array([[0, 1]])
