@@ -33,8 +33,8 @@ def _show_version(wanted: bool) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatOptions:
-    """What a chat understands: the pair, and how it answers."""
+class PairOptions:
+    """What is loaded, and how."""
 
     target_model: Annotated[
         str | None,
@@ -59,6 +59,25 @@ class ChatOptions:
             metavar="float32|bfloat16|float16",
         ),
     ] = None
+
+    def model(self) -> dict[str, Any]:
+        """The given arguments of `DFlashGenerator`."""
+        return self._given(*(option.name for option in fields(PairOptions)))
+
+    def given(self) -> dict[str, Any]:
+        """Every option that was given, by name."""
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        unset = {option.name: option.default for option in fields(self)}
+        return {name: value for name, value in values.items() if value != unset[name] and value != []}
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: value for name, value in self.given().items() if name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(PairOptions):
+    """What a chat understands: the pair, and how it answers."""
+
     kept_gb: Annotated[
         float | None,
         _option(_MODELS, "Memory for conversations between turns. Unset: a quarter of the machine's."),
@@ -124,22 +143,11 @@ class ChatOptions:
 
     def model(self) -> dict[str, Any]:
         """The given arguments of `DFlashGenerator`."""
-        return self._given(
-            "target_model", "draft_model", "mode", "block_size", "draft_bits", "dtype", "kept_gb"
-        )
+        return super().model() | self._given("kept_gb")
 
     def answer(self) -> dict[str, Any]:
         """The given arguments of `DFlashGenerator.stream`; a chat holds its system message itself."""
         return self._given("think", "max_new_tokens", "stop", *_DRAW_NAMES)
-
-    def given(self) -> dict[str, Any]:
-        """Every option that was given, by name."""
-        values = {option.name: getattr(self, option.name) for option in fields(self)}
-        unset = {option.name: option.default for option in fields(self)}
-        return {name: value for name, value in values.items() if value != unset[name] and value != []}
-
-    def _given(self, *names: str) -> dict[str, Any]:
-        return {name: value for name, value in self.given().items() if name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +185,7 @@ _DRAW_NAMES = (
     "seed",
 )
 
-Shape = TypeVar("Shape", bound=ChatOptions)
+Shape = TypeVar("Shape", bound=PairOptions)
 
 
 def takes(shape: type[Shape]) -> Callable[[Callable[[typer.Context, Shape], None]], Callable[..., None]]:
@@ -255,7 +263,7 @@ def check(options: ChatOptions) -> None:
     Raises:
         UsageError: one sentence that names the option, the value and what was expected.
     """
-    _check_values(options)
+    check_values(options)
     if options.mode == "off":
         for name in ("draft_model", "block_size", "draft_bits"):
             if getattr(options, name) is not None:
@@ -275,15 +283,20 @@ def check(options: ChatOptions) -> None:
         raise UsageError("--prompt and --prompt-file are both given; give one of them.")
 
 
-def _check_values(options: ChatOptions) -> None:
-    for name, value in options.given().items():
+def check_values(options: PairOptions) -> None:
+    """Refuse values that mean nothing, each by itself.
+
+    Raises:
+        UsageError: one sentence that names the option, the value and what was expected.
+    """
+    given = options.given()
+    for name, value in given.items():
         for text in value if isinstance(value, list) else [value]:
             _check_text(name, str(text))
     for name, fits, expected in _RULES:
-        value = getattr(options, name)
-        if value is not None and not fits(value):
-            raise UsageError(f"{flag(name)} is {value}; expected {expected}.")
-    for stop in options.stop or ():
+        if name in given and not fits(given[name]):
+            raise UsageError(f"{flag(name)} is {given[name]}; expected {expected}.")
+    for stop in given.get("stop", ()):
         if not stop:
             raise UsageError("--stop is empty; expected a text that ends the answer.")
 
