@@ -47,6 +47,13 @@ def write_target(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def write_wide_target(folder: Path) -> Path:
+    """A target like it whose heads are 32 wide, as wide as those that can be quantised."""
+    shutil.copytree(_made("wide").name, folder, dirs_exist_ok=True)
+    write_config(folder, {**TARGET, "head_dim": 32})
+    return folder
+
+
 def write_draft(folder: Path, **changes: Any) -> Path:
     """A drafter folder for `write_target`'s target; `changes` go to its config alone, the weights stay."""
     shutil.copytree(_made("draft").name, folder, dirs_exist_ok=True)
@@ -78,8 +85,9 @@ def _made(kind: str) -> "TemporaryDirectory[str]":
     """Made once a test run and removed with it."""
     made = TemporaryDirectory(prefix=f"dflash-{kind}-")
     folder = Path(made.name)
-    if kind == "target":
-        model = tiny_target("qwen3", vocab_size=VOCAB, dtype=mx.bfloat16).model
+    if kind in ("target", "wide"):
+        head_dim = 32 if kind == "wide" else 16
+        model = tiny_target("qwen3", vocab_size=VOCAB, dtype=mx.bfloat16, head_dim=head_dim).model
         tokenizer = build_bpe(vocab_size=300)
         assert len(tokenizer) <= VOCAB
         tokenizer.save_pretrained(folder)

@@ -93,7 +93,7 @@ def _has_tokens(layer) -> bool:
     return hasattr(layer, "offset")
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "qwen3_next", "qwen3_5", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "gemma3", "qwen3_next", "qwen3_5", "deepseek_v3"])
 def test_the_context_is_counted_as_the_caches_fill(name):
     """Windows, layers without keys and latent keys included; the states of the latter hold no tokens."""
     target = family(name)

@@ -63,13 +63,15 @@ class FolderCheckpoint:
         """Bytes of the weights once loaded; None while they are not here and no index tells."""
         return memory.stored_bytes(self.folder, self.config, dtype=dtype, name=self.name)
 
-    def target(self, *, dtype: mx.Dtype | None) -> MLXTarget:
+    def target(self, *, dtype: mx.Dtype | None, kv_bits: int | None = None) -> MLXTarget:
         """The target, loaded; call `check` first."""
-        return load_target(self.folder, dtype=dtype, name=self.name)
+        return load_target(self.folder, dtype=dtype, name=self.name, kv_bits=kv_bits)
 
-    def draft(self, *, bits: int | None, dtype: mx.Dtype | None) -> DraftNetwork:
+    def draft(
+        self, *, bits: int | None, dtype: mx.Dtype | None, draft_window: int | None = None
+    ) -> DraftNetwork:
         """The draft network, loaded; call `check` first."""
-        return load_draft(self.folder, bits=bits, dtype=dtype, name=self.name)
+        return load_draft(self.folder, bits=bits, dtype=dtype, draft_window=draft_window, name=self.name)
 
 
 class GGUFCheckpoint:
@@ -93,11 +95,12 @@ class GGUFCheckpoint:
         """Bytes of the weights once loaded."""
         return self._model.held_bytes(dtype=dtype)
 
-    def target(self, *, dtype: mx.Dtype | None) -> MLXTarget:
+    def target(self, *, dtype: mx.Dtype | None, kv_bits: int | None = None) -> MLXTarget:
         """The target, loaded; the packed tensors are used up.
 
         Args:
             dtype: None keeps them packed; any other expands them.
+            kv_bits: 4 or 8 quantises keys and values.
         """
         model = build(self.config)
         packed = self.config.get("quantization")
@@ -114,7 +117,7 @@ class GGUFCheckpoint:
             raise CheckpointError(f"The tensors of {self.name} do not fit its metadata: {error}") from error
         model.eval()
         config = {key: value for key, value in self.config.items() if dtype is None or key != "quantization"}
-        return MLXTarget(model, config, self.name)
+        return MLXTarget(model, config, self.name, kv_bits=kv_bits)
 
 
 Checkpoint = FolderCheckpoint | GGUFCheckpoint

@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from dflash_mlx.drafter import DraftConfig, DraftNetwork, check_bits
+from dflash_mlx.drafter import DraftConfig, DraftNetwork, check_bits, check_draft_window
 from dflash_mlx.errors import LoadError, PairError, UsageError
 from dflash_mlx.loading import memory, names, pair
 from dflash_mlx.loading.checkpoint import Checkpoint, FolderCheckpoint, open_target
@@ -20,6 +20,7 @@ from dflash_mlx.loading.names import Source, find_draft
 from dflash_mlx.loading.registry import GB, KnownPair
 from dflash_mlx.runtime import Machine
 from dflash_mlx.target import MLXTarget
+from dflash_mlx.target.caches import quantised
 
 Mode = Literal["auto", "on", "off"]
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -56,6 +57,8 @@ def load_pair(
     mode: Mode = "auto",
     draft_bits: int | None = None,
     dtype: str | None = None,
+    kv_bits: int | None = None,
+    draft_window: int | None = None,
 ) -> LoadedPair:
     """Find, fetch, check and load a target and its drafter; everything returned is evaluated.
 
@@ -68,27 +71,39 @@ def load_pair(
             and says why in a note; "on" insists on a drafter; "off" loads none.
         draft_bits: 4 or 8 quantises the drafter's matrices at load.
         dtype: "float32", "bfloat16" or "float16" for both models; None takes the machine's default.
+        kv_bits: 4 or 8 quantises the target's keys and values; None keeps them in the type of the activations, or
+            as a target that is loaded already keeps them.
+        draft_window: context tokens that the drafter keeps and sees at most; None for all that it was trained to see.
 
     Raises:
         UsageError: an option that cannot be honoured.
         LoadError: or a child of it, for names and files that do not become a working pair.
     """
     check_bits(draft_bits)
+    quantised.check_bits(kv_bits)
+    check_draft_window(draft_window)
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}.")
     if target_model is None and draft_model is not None:
         raise UsageError(f"draft_model is {str(draft_model)!r} without a target_model; give both or neither.")
     notes: list[str] = []
-    target = _found_target(target_model, machine, notes)
+    target = _found_target(target_model, machine, notes, kv_bits)
     draft, row = None, target.known
     if mode != "off":
-        draft, row = _found_draft(draft_model, target, mode, notes)
+        draft, row = _found_draft(draft_model, target, mode, notes, draft_window)
     if target.checkpoint is not None:
-        _check_memory(target, draft, machine, dtype, draft_bits, notes)
-    loaded = target.loaded or _load(target, machine.default_dtype if dtype is None else DTYPES[dtype])
+        packing = _Packing(draft_bits, kv_bits, draft_window)
+        _check_memory(target, draft, machine, dtype, packing, notes)
+    loaded = target.loaded or _load(
+        target, machine.default_dtype if dtype is None else DTYPES[dtype], kv_bits
+    )
     if dtype is not None and loaded.model.dtype != DTYPES[dtype]:
         raise UsageError(f"dtype is {dtype!r}, but the shared target {loaded.name} has {loaded.model.dtype}.")
-    network = draft.draft(bits=draft_bits, dtype=DTYPES[dtype] if dtype else None) if draft else None
+    network = None
+    if draft:
+        network = draft.draft(
+            bits=draft_bits, dtype=DTYPES[dtype] if dtype else None, draft_window=draft_window
+        )
     nbytes = loaded.model.nbytes + (_nbytes(network) if network else 0)
     return LoadedPair(loaded, network, row.thinking if row else None, tuple(notes), nbytes)
 
@@ -114,19 +129,35 @@ class _Target:
     loaded: LoadedTarget | None
 
 
-def _found_target(given: str | Path | LoadedTarget | None, machine: Machine, notes: list[str]) -> _Target:
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """What the user gave to save memory."""
+
+    draft_bits: int | None
+    kv_bits: int | None
+    draft_window: int | None
+
+
+def _found_target(
+    given: str | Path | LoadedTarget | None, machine: Machine, notes: list[str], kv_bits: int | None = None
+) -> _Target:
     if isinstance(given, LoadedTarget):
+        if kv_bits is not None and kv_bits != given.model.kv_bits:
+            raise UsageError(
+                f"kv_bits is {kv_bits}, but the shared target {given.name} was loaded with kv_bits "
+                f"{given.model.kv_bits}; leave it out, or load the target again."
+            )
         source, shape = Source(given.name), pair.shape_of(given.model)
         return _Target(source, given.known, shape, given.tokenizer, None, given)
     on_gpu, memory = machine.device == "gpu", int(machine.memory_gb * GB)
     source, known = names.find_target(given, gpu=on_gpu, memory_bytes=memory, notes=notes)
     checkpoint = open_target(source)
-    shape = pair.check_target(checkpoint.config, name=checkpoint.name)
+    shape = pair.check_target(checkpoint.config, name=checkpoint.name, kv_bits=kv_bits)
     return _Target(source, known, shape, checkpoint.tokenizer(), checkpoint, None)
 
 
 def _found_draft(
-    given: str | Path | None, target: _Target, mode: Mode, notes: list[str]
+    given: str | Path | None, target: _Target, mode: Mode, notes: list[str], draft_window: int | None
 ) -> tuple[FolderCheckpoint | None, KnownPair | None]:
     """The drafter, checked against the target, and the row that holds both."""
     source, row = find_draft(given, target.source, target.known, insist=mode == "on", notes=notes)
@@ -137,7 +168,7 @@ def _found_draft(
             f"Target and drafter are both {source.name}; give a target and the drafter made for it."
         )
     try:
-        return _checked_draft(source, target), row
+        return _checked_draft(source, target, draft_window), row
     except LoadError as error:
         if given is not None or mode == "on":
             raise
@@ -145,9 +176,9 @@ def _found_draft(
         return None, row
 
 
-def _checked_draft(source: Source, target: _Target) -> FolderCheckpoint:
+def _checked_draft(source: Source, target: _Target, draft_window: int | None) -> FolderCheckpoint:
     draft = FolderCheckpoint(source, "drafter")
-    config = DraftConfig.from_dict(draft.config, name=draft.name)
+    config = DraftConfig.from_dict(draft.config, name=draft.name).with_draft_window(draft_window)
     words = target.tokenizer
     pair.check_pair(target.shape, config, draft_name=draft.name, tokens=len(words))
     if draft.has_tokenizer():
@@ -161,11 +192,11 @@ def _checked_draft(source: Source, target: _Target) -> FolderCheckpoint:
     return draft
 
 
-def _load(target: _Target, dtype: mx.Dtype | None) -> LoadedTarget:
+def _load(target: _Target, dtype: mx.Dtype | None, kv_bits: int | None) -> LoadedTarget:
     checkpoint, words = target.checkpoint, target.tokenizer
     assert checkpoint is not None, "a target that is not loaded has a checkpoint"
     checkpoint.check()
-    model = checkpoint.target(dtype=dtype)
+    model = checkpoint.target(dtype=dtype, kv_bits=kv_bits)
     eos = tuple(sorted(words.eos_token_ids))
     return LoadedTarget(model, words, eos, checkpoint.generation_config, checkpoint.name, target.known)
 
@@ -175,7 +206,7 @@ def _check_memory(
     draft: FolderCheckpoint | None,
     machine: Machine,
     dtype: str | None,
-    draft_bits: int | None,
+    packing: _Packing,
     notes: list[str],
 ) -> None:
     """Say before anything is loaded whether the pair fits; a target whose size nothing tells is fetched first."""
@@ -187,11 +218,12 @@ def _check_memory(
         checkpoint.check()
         size = checkpoint.held_bytes(dtype=cast)
     itemsize = 2 if cast is None else cast.size
-    context = memory.context_bytes(checkpoint.config, itemsize=itemsize)
+    context = memory.context_bytes(checkpoint.config, itemsize=itemsize, kv_bits=packing.kv_bits)
     drafts = 0
     if draft is not None:
         config = DraftConfig.from_dict(draft.config, name=draft.name)
-        drafts = memory.packed_bytes(draft.held_bytes(dtype=cast) or 0, itemsize, draft_bits)
+        config = config.with_draft_window(packing.draft_window)
+        drafts = memory.packed_bytes(draft.held_bytes(dtype=cast) or 0, itemsize, packing.draft_bits)
         own = memory.draft_context_bytes(config, itemsize=itemsize)
         context = None if context is None else context + own
     need = memory.Need(size, drafts, context)

@@ -89,10 +89,13 @@ def packed_bytes(held: int, itemsize: int, bits: int | None) -> int:
     return held if bits is None else int(held / itemsize * (bits + 32 / _DEFAULT_GROUP) / 8)
 
 
-def context_bytes(config: Mapping[str, Any], *, itemsize: int, tokens: int = CONTEXT) -> int | None:
+def context_bytes(
+    config: Mapping[str, Any], *, itemsize: int, kv_bits: int | None = None, tokens: int = CONTEXT
+) -> int | None:
     """Keys and values of a target's tokens; None where its config does not tell how it keeps them.
 
-    Layers that see a window, and those without keys, are counted as what they hold at most.
+    Layers that see a window, and those without keys, are counted as what they hold at most; `kv_bits` packs the
+    others.
     """
     text = config.get("text_config") or config
     layers = text.get("num_hidden_layers")
@@ -109,10 +112,14 @@ def context_bytes(config: Mapping[str, Any], *, itemsize: int, tokens: int = CON
         return None
     if kinds is None and (interval := text.get("full_attention_interval")):
         kinds = ["full_attention"] * (layers // interval)
+    if kinds is None and (pattern := text.get("sliding_window_pattern")):
+        kinds = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
     window = text.get("sliding_window") or tokens
-    rows = {"full_attention": tokens, "sliding_attention": min(tokens, window)}
-    held = sum(rows.get(kind, 0) for kind in kinds) if kinds else layers * tokens
-    return 2 * held * heads * head * itemsize
+    kinds = kinds or ["full_attention"] * layers
+    growing = sum(kind == "full_attention" for kind in kinds) * tokens
+    sliding = sum(kind == "sliding_attention" for kind in kinds) * min(tokens, window)
+    width = float(itemsize) if kv_bits is None else kv_bits / 8 + 2 * itemsize / (32 if head % 64 else 64)
+    return int(2 * heads * head * (growing * width + sliding * itemsize))
 
 
 def draft_context_bytes(config: DraftConfig, *, itemsize: int, tokens: int = CONTEXT) -> int:

@@ -11,7 +11,7 @@ from dflash_mlx.core import Target
 from dflash_mlx.drafter import DraftConfig
 from dflash_mlx.errors import CheckpointError, PairError, UnsupportedError
 from dflash_mlx.target import build
-from dflash_mlx.target.caches import check_model
+from dflash_mlx.target.caches import check_model, quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,13 @@ def is_drafter(config: Mapping[str, Any]) -> bool:
     )
 
 
-def check_target(config: dict[str, Any], *, name: str) -> TargetShape:
-    """Check that this config is a target that can be run and undone; no weights are made.
+def check_target(config: dict[str, Any], *, name: str, kv_bits: int | None = None) -> TargetShape:
+    """Check that this config is a target that can be run and undone, with `kv_bits` if given; no weights are made.
 
     Raises:
         PairError: a drafter's config.
-        UnsupportedError: a model type that mlx-lm does not know, or a state that cannot be undone.
+        UnsupportedError: a model type that mlx-lm does not know, a state that cannot be undone, or keys that cannot
+            be quantised.
         CheckpointError: a config without the values of its type.
     """
     if is_drafter(config):
@@ -71,6 +72,8 @@ def check_target(config: dict[str, Any], *, name: str) -> TargetShape:
             f"The config of {name} does not make a '{model_type}' model: {error}."
         ) from error
     check_model(model, model_type)
+    if kv_bits:
+        quantised.group_size(model, kv_bits, name)
     text = config.get("text_config") or config
     return TargetShape(name, int(text["hidden_size"]), len(model.layers), int(text["vocab_size"]))
 

@@ -22,7 +22,7 @@ def check_bits(bits: int | None) -> None:
     Raises:
         UsageError: for another number.
     """
-    if bits not in (None, 4, 8):
+    if bits is not None and (not isinstance(bits, int) or bits not in (4, 8)):
         raise UsageError(f"kv_bits {bits}: 4, 8 or none.")
 
 
