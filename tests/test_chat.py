@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 
 from dflash_mlx import DFlashGenerator
+from dflash_mlx.conversation import common_prefix
 from dflash_mlx.errors import UsageError
 from dflash_mlx.loading import answer_ids, render, render_history
 from tests.kit.tokenizers import ByteTokenizer
@@ -77,6 +78,7 @@ def test_a_turn_that_fails_is_forgotten_and_bad_options_are_refused_at_once(runn
 
 
 def test_a_saved_conversation_goes_on_where_it_was(runner: DFlashGenerator, tmp_path: Path) -> None:
+    runner._kept.clear()
     chat = runner.chat("S", **OPTIONS)
     list(chat.send("One?"))
     path = chat.save(tmp_path / "talk")
@@ -84,7 +86,7 @@ def test_a_saved_conversation_goes_on_where_it_was(runner: DFlashGenerator, tmp_
     expected = list(chat.send("Two?"))
     runner._kept.clear()
     other = runner.chat(**OPTIONS)
-    other.load(tmp_path / "talk")
+    assert other.load(tmp_path / "talk") is None
     assert other.history == chat.history[:3] and other.system == "S"
     got = list(other.send("Two?"))
     assert said(got) == said(expected)
@@ -92,36 +94,82 @@ def test_a_saved_conversation_goes_on_where_it_was(runner: DFlashGenerator, tmp_
     assert got[-1].stats.accept_lengths == expected[-1].stats.accept_lengths
 
 
-def test_a_file_that_does_not_fit_is_refused_in_a_sentence(
-    runner: DFlashGenerator, folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_file_holds_nothing_of_another_conversation(runner: DFlashGenerator, tmp_path: Path) -> None:
+    """Which began alike and is the only one kept."""
+    runner._kept.clear()
+    chat, other = runner.chat("S", **OPTIONS), runner.chat("S", **OPTIONS)
+    list(chat.send("One?"))
+    mine = runner._kept._states[0].ids
+    runner._kept.clear()
+    list(other.send("My secret?"))
+    kept = runner._kept._states[0].ids
+    arrays: Any = mx.load(str(chat.save(tmp_path / "talk")))
+    ids = arrays["ids"].tolist()
+    assert ids == list(kept[: len(ids)]) and common_prefix(ids, mine) == len(ids) < len(kept)
+    assert {a.shape[2] for name, a in arrays.items() if name[0] == "c"} == {len(ids)}
+    assert runner._kept._states[0].ids == kept, "and it stays as it was"
+
+
+@pytest.fixture
+def written(runner: DFlashGenerator, tmp_path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
+    """Arrays and header of a conversation of one turn."""
     chat = runner.chat(**OPTIONS)
     list(chat.send("One?"))
-    path = chat.save(tmp_path / "talk.safetensors")
-    arrays, header = mx.load(str(path), return_metadata=True)  # type: ignore[misc]
-    mx.eval(arrays)
-    holder = json.loads(header["holder"])
-    others = {
-        "another target": {**header, "holder": json.dumps({**holder, "target": "Other-8B"})},
+    found: Any = mx.load(str(chat.save(tmp_path / "talk")), return_metadata=True)
+    mx.eval(found[0])
+    runner._kept.clear()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changed", "said_so"),
+    [
+        ({"target": "Other-8B"}, "is of Other-8B, and this is target"),
+        ({"draft": None}, "is of the drafter none, and this one is draft"),
+        ({"weights": 7}, "is of models of 7 bytes"),
+        ({"dtype": "float16"}, "was computed in float16, and this is float32"),
+        ({"kv_bits": 4}, "has kv_bits 4, and these are none"),
+        ({"versions": "mlx 9"}, "was written with mlx 9, and these are dflash-mlx"),
+        ({}, "does not hold what such a pair keeps"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_in_a_sentence_and_the_messages_are_read_again(
+    runner: DFlashGenerator, tmp_path: Path, written: Any, changed: dict[str, Any], said_so: str
+) -> None:
+    arrays, header = written
+    holder = {**json.loads(header["holder"]), **changed}
+    if not changed:
+        arrays = {name: array for name, array in arrays.items() if "cache.3" not in name}
+    mx.save_safetensors(str(tmp_path / "other"), arrays, {**header, "holder": json.dumps(holder)})
+    chat = runner.chat(**OPTIONS)
+    note = chat.load(tmp_path / "other")
+    assert note and said_so in note and note.endswith("are taken up, and read again with the next one.")
+    assert len(chat.history) == 2 and len(runner._kept) == 0
+    assert ("target" in changed) == (chat.turns[0].ids is None), "ids of another tokenizer mean nothing"
+    assert next(chat.send("Two?")).stats.reused_tokens == 0
+
+
+def test_a_file_that_is_no_conversation_is_refused_in_a_sentence(
+    runner: DFlashGenerator, tmp_path: Path, written: Any
+) -> None:
+    arrays, header = written
+    for name, changed in {
         "a later format": {**header, "format": "dflash-mlx conversation 9"},
         "no header": {},
-    }
-    for name, changed in others.items():
+    }.items():
         mx.save_safetensors(str(tmp_path / name), arrays, changed)
-        with pytest.raises(UsageError, match="Other-8B|no conversation"):
-            chat.load(tmp_path / f"{name}.safetensors")
-    (tmp_path / "torn.safetensors").write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(UsageError, match="cannot be read"):
-        chat.load(tmp_path / "torn")
-    with pytest.raises(UsageError, match="no file"):
-        chat.load(tmp_path / "nowhere")
+    (tmp_path / "torn.safetensors").write_bytes((tmp_path / "talk.safetensors").read_bytes()[:1000])
+    chat = runner.chat(**OPTIONS)
+    list(chat.send("One?"))
+    for name, said_so in (
+        ("a later format", "no conversation of this version"),
+        ("no header", "no conversation of this version"),
+        ("torn", "cannot be read"),
+        ("nowhere", "no file"),
+    ):
+        with pytest.raises(UsageError, match=said_so):
+            chat.load(tmp_path / name)
     assert len(chat.history) == 2, "as it was"
-    # Another drafter or version: the words fit, the state does not and is read again.
-    newer = {**header, "holder": json.dumps({**holder, "versions": "mlx 9"})}
-    mx.save_safetensors(str(tmp_path / "newer"), arrays, newer)
-    runner._kept.clear()
-    chat.load(tmp_path / "newer")
-    assert next(chat.send("Two?")).stats.reused_tokens == 0
 
 
 def test_answers_keep_ids_that_their_text_would_not_give() -> None:

@@ -68,7 +68,7 @@ def _read(decoder: Decoder, request: Request, marks: list[Mark]) -> None:
     if held < request.settled:
         for _ in decoder.read(request.prompt[held : request.settled]):
             pass
-        marks.append(mark(decoder.target, decoder.cache, decoder.drafter, request.settled))
+        marks.append(mark(decoder.cache, decoder.drafter, request.settled))
     for _ in decoder.prefill(request.prompt[len(decoder.ids) :]):
         pass
 

@@ -8,60 +8,96 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
 from dflash_mlx import saved
-from dflash_mlx.conversation import Conversations, state_of
+from dflash_mlx.chat import Loaded
+from dflash_mlx.conversation import Conversations, Mark, State, marks_within, place_in, state_of
 from dflash_mlx.engine import Engine
-from dflash_mlx.errors import UsageError
 from dflash_mlx.prompting import next_prompt
+from dflash_mlx.saved import Held, Holder, Saved
 from dflash_mlx.target import kept
 
 
 def save(
     path: str | Path, messages: Sequence[Mapping[str, Any]], engine: Engine, conversations: Conversations
 ) -> Path:
-    """Write messages, and what is kept of them, to a safetensors file; gives its name.
+    """Write messages, and what is kept of them and of nothing else, to a safetensors file; gives its name.
 
     Raises:
         OSError: it cannot be written.
     """
-    cache: dict[str, mx.array] = {}
-    context: dict[str, mx.array] = {}
-    state = conversations.find(next_prompt(engine.pair, messages)) if messages else None
-    if state is not None and kept.goes_back(state.cache):
-        cache = kept.arrays(state.cache)
-        if drafter := engine.drafter():
-            drafter.restore(state.context)
-            context = drafter.visible()
-    ids = state.ids if state and cache else ()
-    return saved.write(path, saved.Saved(saved.spoken(messages), _holder(engine), ids, cache, context))
+    prompt = next_prompt(engine.pair, messages) if messages else []
+    with conversations.lent(prompt) as lent:
+        held = _held(*lent, engine) if lent else None
+        return saved.write(path, Saved(saved.spoken(messages), _holder(engine), held))
 
 
-def load(path: str | Path, engine: Engine, conversations: Conversations) -> list[dict[str, Any]]:
-    """Read the messages of a file; what it holds of them is kept here where this very pair wrote it.
+def load(path: str | Path, engine: Engine, conversations: Conversations) -> Loaded:
+    """Read the messages of a file; what it holds of them is kept here where it fits this pair.
 
     Raises:
-        UsageError: no such file, or one of another target.
+        UsageError: no such file, or one that is no conversation.
     """
-    target = engine.pair.target
-    found = saved.read(path, target=target.name)
-    if found.ids and found.holder == _holder(engine):
-        drafter = engine.drafter()
-        cache = target.model.make_cache()
+    found, here = saved.read(path), _holder(engine)
+    messages = found.messages
+    if found.holder.target != here.target:  # ids of another tokenizer, perhaps
+        messages = [{name: m[name] for name in m if name != "token_ids"} for m in messages]
+    differs = saved.difference(found.holder, here)
+    if found.held is None:
+        return Loaded(messages, None)
+    if differs is None:
         try:
-            kept.fill(cache, found.cache, len(found.ids))
-            if drafter:
-                drafter.fill(found.context, len(found.ids))
-            state = state_of(target.model, cache, drafter, found.ids, ())
-        except (ValueError, KeyError) as error:
-            raise UsageError(f"{path} does not fit {target.name}: {error}.") from None
+            state = _state(found.held, engine)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            state = None
         if state is not None:
             conversations.keep(state)
-    return found.messages
+            return Loaded(messages, None)
+        differs = "does not hold what such a pair keeps"
+    return Loaded(
+        messages,
+        f"What {Path(path).name} holds of this conversation {differs}: its messages are taken up, and read again "
+        "with the next one.",
+    )
 
 
-def _holder(engine: Engine) -> saved.Holder:
+def _held(state: State, shared: int, engine: Engine) -> Held | None:
+    """The state as far as the messages share it."""
+    drafter = engine.drafter()
+    place = place_in(state, shared, drafter)
+    if place is None:
+        return None
+    marks = [m for m in marks_within(state, place.length) if m is not place]
+    context = {}
+    if drafter:
+        drafter.settle()
+        marks = [m for m in marks if m.context is not None]
+        context = drafter.arrays([drafter.snapshot(), *(m.context for m in marks)])
+    cache = kept.arrays(state.cache, place.length, [place.cache, *(m.cache for m in marks)])
+    lengths = (place.length, *(m.length for m in marks))
+    return Held(state.ids[: place.length], lengths, cache, context)
+
+
+def _state(held: Held, engine: Engine) -> State | None:
+    """What was held, evaluated.
+
+    Raises:
+        ValueError, KeyError, IndexError, TypeError, AttributeError: it is of another pair.
+    """
+    target, drafter = engine.pair.target.model, engine.drafter()
+    cache = target.make_cache()
+    places = kept.fill(cache, held.cache, len(held.ids), len(held.lengths))
+    contexts = drafter.fill(held.context, held.lengths) if drafter else [None] * len(places)
+    marks = [Mark(*mark) for mark in zip(held.lengths, places, contexts, strict=True)]
+    return state_of(target, cache, drafter, held.ids, marks[1:])
+
+
+def _holder(engine: Engine) -> Holder:
     target, draft = engine.pair.target, engine.pair.draft
-    versions = ", ".join(f"{name} {version(name)}" for name in ("dflash-mlx", "mlx", "mlx-lm"))
-    return saved.Holder(target.name, draft.name if draft else None, str(target.model.dtype), versions)
+    return Holder(
+        target=target.name,
+        draft=draft.name if draft else None,
+        weights=engine.pair.nbytes,
+        dtype=str(target.model.dtype).removeprefix("mlx.core."),
+        kv_bits=target.model.kv_bits,
+        versions=", ".join(f"{name} {version(name)}" for name in ("dflash-mlx", "mlx", "mlx-lm")),
+    )

@@ -7,11 +7,18 @@ read again and what is not is the business of `conversation`.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dflash_mlx.core import Chunk
 
 Message = dict[str, Any]
+
+
+class Loaded(NamedTuple):
+    """Messages of a file, and a sentence where the state beside them does not fit."""
+
+    messages: list[Message]
+    note: str | None
 
 
 class Runner(Protocol):
@@ -26,7 +33,7 @@ class Runner(Protocol):
     def save_chat(self, path: str | Path, messages: Sequence[Message]) -> Path:
         """Write messages, and the state that holds them, to a file."""
 
-    def load_chat(self, path: str | Path) -> list[Message]:
+    def load_chat(self, path: str | Path) -> Loaded:
         """Read messages, and the state that holds them, from a file."""
 
 
@@ -36,7 +43,7 @@ class Turn:
 
     said: str
     answer: str
-    ids: tuple[int, ...]  # of the answer, as emitted
+    ids: tuple[int, ...] | None  # of the answer, as emitted; None where only its words are known
 
 
 class Chat:
@@ -93,20 +100,25 @@ class Chat:
         """
         return self._runner.save_chat(path, self._messages(self.turns))
 
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path) -> str | None:
         """Take up the conversation of a file in place of this one, its system message included.
 
+        Returns:
+            None where the next turn reads only what is new; a sentence where the file's state is of another pair,
+            version, type or `kv_bits`, so that only the messages are taken up and all of them will be read again.
+
         Raises:
-            UsageError: no such file, or one of another target.
+            UsageError: no such file, or one that is no conversation.
         """
-        messages = self._runner.load_chat(path)
+        messages, note = self._runner.load_chat(path)
         first = messages[0] if messages else {}
         self.system = first["content"] if first.get("role") == "system" else None
         spoken = messages[self.system is not None :]
         self.turns = [
-            Turn(question["content"], answer["content"], tuple(answer["token_ids"]))
+            Turn(question["content"], answer["content"], _ids(answer))
             for question, answer in zip(spoken[::2], spoken[1::2], strict=True)
         ]
+        return note
 
     def _recorded(self, stream: Iterator[Chunk], before: list[Turn], said: str) -> Iterator[Chunk]:
         text = ""
@@ -127,3 +139,8 @@ class Chat:
             messages.append({"role": "user", "content": turn.said})
             messages.append({"role": "assistant", "content": turn.answer, "token_ids": turn.ids})
         return messages
+
+
+def _ids(answer: Message) -> tuple[int, ...] | None:
+    ids = answer.get("token_ids")
+    return None if ids is None else tuple(ids)

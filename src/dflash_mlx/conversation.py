@@ -6,7 +6,8 @@ file knows no text, no template and no sampling.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,8 +21,8 @@ class Mark(NamedTuple):
     """A place that a state can be brought back to."""
 
     length: int
-    cache: Any  # snapshot; None where the cache can be cut anywhere
-    context: Any  # snapshot; None without a drafter
+    cache: kept.Snapshot
+    context: Any  # the drafter's snapshot; None without a drafter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,40 +78,56 @@ class Conversations:
         prompt shares only its beginning, is copied and stays.
         """
         with self._lock:
-            state = max(self._states, key=lambda s: _reach(s, prompt), default=None)
-            shared = _reach(state, prompt) if state else 0
-            if state is None or shared == 0:
+            state, shared = self._closest(prompt)
+            if state is None:
                 return Start(target.make_cache(), 0, ())
             moves = shared >= state.turn
             self._states.remove(state)
             if not moves:  # a used one is not the next to leave
                 self._states.append(state)
-            start = _brought_back(state, shared, target, drafter, moves)
+            start = _begun(state, shared, target, drafter, moves)
         return start or Start(target.make_cache(), 0, ())
 
-    def find(self, prompt: Sequence[int]) -> State | None:
-        """The state with which a prompt shares most, left where it is; None where none is of any use."""
+    @contextmanager
+    def lent(self, prompt: Sequence[int]) -> Iterator[tuple[State, int] | None]:
+        """Take out the state that shares most with a prompt, and how many tokens that is; it goes back afterwards."""
         with self._lock:
-            state = max(self._states, key=lambda s: _reach(s, prompt), default=None)
-        return state if state and _reach(state, prompt) else None
+            state, shared = self._closest(prompt)
+            rank = self._states.index(state) if state else 0
+            if state:
+                self._states.remove(state)
+        try:
+            yield (state, shared) if state else None
+        finally:
+            if state:
+                with self._lock:
+                    self._states.insert(rank, state)
+                    self._evict()
 
     def keep(self, state: State) -> None:
         """Put a state in as the most recently used; the oldest leave until all fit, in the end this one too."""
         with self._lock:
             self._states.append(state)
-            while self._states and self.nbytes > self.limit:
-                self._states.pop(0)
+            self._evict()
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
             self._states.clear()
 
+    def _closest(self, prompt: Sequence[int]) -> tuple[State | None, int]:
+        state = max(self._states, key=lambda s: _reach(s, prompt), default=None)
+        shared = _reach(state, prompt) if state else 0
+        return (state, shared) if shared else (None, 0)
 
-def mark(target: Target, cache: Any, drafter: Drafter | None, length: int) -> Mark:
-    """Remember this place, for caches and contexts that cannot be cut."""
-    snapshot = None if kept.goes_back(cache) else target.snapshot(cache)
-    return Mark(length, snapshot, drafter.snapshot() if drafter else None)
+    def _evict(self) -> None:
+        while self._states and self.nbytes > self.limit:
+            self._states.pop(0)
+
+
+def mark(cache: Any, drafter: Drafter | None, length: int) -> Mark:
+    """Remember this place, for caches and contexts that a length does not bring back."""
+    return Mark(length, kept.snapshot(cache), drafter.snapshot() if drafter else None)
 
 
 def state_of(
@@ -136,9 +153,34 @@ def state_of(
         if drafter.context_length != length and not drafter.rewind(length):
             return None
     marks = tuple(m for m in marks if m.length <= length)[-_MARKS:]
-    copies = 1 + sum(m.cache is not None for m in marks)
-    nbytes = copies * kept.nbytes(cache) + (drafter.nbytes if drafter else 0)
-    return State(tuple(ids[:length]), cache, drafter.snapshot() if drafter else None, marks, nbytes)
+    nbytes = kept.nbytes(cache, [m.cache for m in marks])
+    context = drafter.snapshot() if drafter else None
+    if drafter is not None:
+        nbytes += drafter.nbytes_of([context, *(m.context for m in marks if m.context is not None)])
+    return State(tuple(ids[:length]), cache, context, marks, nbytes)
+
+
+def place_in(state: State, shared: int, drafter: Drafter | None) -> Mark | None:
+    """The furthest place within the first `shared` tokens that cache and drafter can both be brought to.
+
+    The drafter is there then; the cache is left as it is. None, and no change, where there is no such place.
+    """
+    empty = drafter.snapshot() if drafter else None
+    if shared == len(state.ids) or kept.goes_back(state.cache):
+        if _drawn_back(drafter, state.context, shared):
+            return Mark(shared, kept.snapshot(state.cache), drafter.snapshot() if drafter else None)
+    for place in reversed(marks_within(state, shared)):
+        context = state.context if place.context is None else place.context
+        if _drawn_back(drafter, context, place.length):
+            return place
+    if drafter:
+        drafter.restore(empty)
+    return None
+
+
+def marks_within(state: State, length: int) -> tuple[Mark, ...]:
+    """The state's marks up to a length."""
+    return tuple(m for m in state.marks if m.length <= length)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -151,49 +193,29 @@ def _reach(state: State, prompt: Sequence[int]) -> int:
     shared = min(common_prefix(state.ids, prompt), len(prompt) - 1)
     if shared == len(state.ids) or kept.goes_back(state.cache):
         return shared
-    return max((m.length for m in state.marks if m.length <= shared), default=0)
+    return max((m.length for m in marks_within(state, shared)), default=0)
 
 
-def _brought_back(
-    state: State, shared: int, target: Target, drafter: Drafter | None, moves: bool
-) -> Start | None:
-    """Cache and drafter at `shared` tokens, or at the last mark before; None where neither can be had."""
-    places = [Mark(shared, None, None), *(m for m in reversed(state.marks) if m.length <= shared)]
-    empty = drafter.snapshot() if drafter else None
-    for place in places:
-        if _fits_cache(state, place) and _drawn_back(state, place, drafter):
-            if drafter and not moves:
-                drafter.part()
-            marks = tuple(m for m in state.marks if m.length <= place.length)
-            return Start(_cut(state, place, target, moves), place.length, marks)
-    if drafter:
-        drafter.restore(empty)
-    return None
-
-
-def _fits_cache(state: State, place: Mark) -> bool:
-    return place.cache is not None or place.length == len(state.ids) or kept.goes_back(state.cache)
-
-
-def _drawn_back(state: State, place: Mark, drafter: Drafter | None) -> bool:
+def _drawn_back(drafter: Drafter | None, context: Any, length: int) -> bool:
     if drafter is None:
         return True
-    context = place.context if place.context is not None else state.context
     if context is None:
         return False  # kept while nothing was drafted
     drafter.restore(context)
-    return drafter.context_length == place.length or drafter.rewind(place.length)
+    return drafter.context_length == length or drafter.rewind(length)
 
 
-def _cut(state: State, place: Mark, target: Target, moves: bool) -> Any:
-    cache = state.cache if moves else target.make_cache()
-    if place.cache is not None:
-        target.restore(cache, place.cache)
-    elif kept.goes_back(state.cache):
-        if moves:
-            kept.rewind(cache, place.length)
-        else:
-            kept.fork(state.cache, cache, place.length)
-    elif not moves:
-        target.restore(cache, target.snapshot(state.cache))
-    return cache
+def _begun(state: State, shared: int, target: Target, drafter: Drafter | None, moves: bool) -> Start | None:
+    """Cache and drafter at `shared` tokens, or at the last mark before; None where neither can be had."""
+    place = place_in(state, shared, drafter)
+    if place is None:
+        return None
+    if moves:
+        cache = state.cache
+        kept.rewind(cache, place.length, place.cache)
+    else:
+        cache = target.make_cache()
+        kept.fork(state.cache, cache, place.length, place.cache)
+        if drafter:
+            drafter.part()
+    return Start(cache, place.length, marks_within(state, place.length))

@@ -88,6 +88,9 @@ class Stats:
     blas: str | None = None
     kernels: str = "stock"
     block_size: int | None = None  # tokens in a drafted block, its anchor included; None without a drafter
+    draft_bits: int | None = None  # of the drafter's weights; None: not quantised, or no drafter
+    kv_bits: int | None = None  # of the target's keys and values; None: not quantised
+    draft_window: int | None = None  # context tokens that the drafter sees at most; None: all that it would
     seed: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0  # of the prompt, held since an earlier request
@@ -254,6 +257,5 @@ class Drafter(Protocol):
     def part(self) -> None:
         """Take the context into buffers of its own, so that whoever shares it may go on with theirs."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the context."""
+    def nbytes_of(self, snapshots: Sequence[Any]) -> int:
+        """Bytes of what these snapshots hold; what several share counts once."""

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from dflash_mlx import archive, calibration, loading, runtime, tuning
 from dflash_mlx.answering import answer, collected
-from dflash_mlx.chat import Chat
+from dflash_mlx.chat import Chat, Loaded
 from dflash_mlx.conversation import Conversations
 from dflash_mlx.core import Chunk, Comparison, Result
 from dflash_mlx.drafter import Drafter
@@ -47,6 +47,10 @@ class DFlashGenerator:
         draft_bits: 4 or 8 quantises the drafter at load.
         dtype: "float32", "bfloat16" or "float16" for weights and activations; None keeps the stored type on a
             GPU and takes float32 on a CPU.
+        kv_bits: 4 or 8 quantises the target's keys and values, which is another model: the text is that of plain
+            decoding with the same `kv_bits`. A shared target keeps those that it was loaded with.
+        draft_window: tokens of the context that the drafter keeps and sees: the first few and the latest, a block at
+            least. The text is the same; long contexts take less memory and draft faster, and a little worse.
         kept_gb: memory for conversations kept between requests, so that a next turn reads only what is new; None
             takes a quarter of the machine's, 0 keeps none.
         on_note: told what was chosen for the user, a sentence each, as soon as it is known; `notes` keeps them.
@@ -65,16 +69,31 @@ class DFlashGenerator:
         block_size: int | None = None,
         draft_bits: int | None = None,
         dtype: str | None = None,
+        kv_bits: int | None = None,
+        draft_window: int | None = None,
         kept_gb: float | None = None,
         on_note: Callable[[str], None] | None = None,
     ):
-        _check_mode(mode, draft_model, block_size, draft_bits)
+        _check_mode(
+            mode,
+            draft_model=draft_model,
+            block_size=block_size,
+            draft_bits=draft_bits,
+            draft_window=draft_window,
+        )
         _check_kept(kept_gb)
         machine, chooser, measuring = runtime.machine(), tuning.chooser(), calibration.wanted()
         started = time.perf_counter()
         runtime.reset_peak_memory()
         pair = load_pair(
-            target_model, draft_model, mode=mode, draft_bits=draft_bits, dtype=dtype, machine=machine
+            target_model,
+            draft_model,
+            machine=machine,
+            mode=mode,
+            draft_bits=draft_bits,
+            dtype=dtype,
+            kv_bits=kv_bits,
+            draft_window=draft_window,
         )
         block_size = pair.draft.config.effective_block_size(block_size) if pair.draft else None
         load_peak_gb = runtime.peak_memory_gb()
@@ -196,11 +215,11 @@ class DFlashGenerator:
         """
         return archive.save(path, messages, self._engine, self._kept)
 
-    def load_chat(self, path: str | Path) -> list[dict[str, Any]]:
-        """Read the messages of a file; what it holds of them is kept here where this very pair wrote it.
+    def load_chat(self, path: str | Path) -> Loaded:
+        """Read the messages of a file; what it holds of them is kept here where it fits this pair.
 
         Raises:
-            UsageError: no such file, or one of another target.
+            UsageError: no such file, or one that is no conversation.
         """
         return archive.load(path, self._engine, self._kept)
 
@@ -234,13 +253,11 @@ def find_target(target_model: str | Path) -> None:
     loading.find_target(target_model, runtime.machine())
 
 
-def _check_mode(
-    mode: str, draft_model: str | Path | None, block_size: int | None, draft_bits: int | None
-) -> None:
+def _check_mode(mode: str, **of_the_drafter: object) -> None:
     if mode not in ("auto", "on", "off"):
         raise UsageError(f"mode is {mode!r}; expected 'auto', 'on' or 'off'.")
-    given = {"draft_model": draft_model, "block_size": block_size, "draft_bits": draft_bits}
-    if mode == "off" and (useless := [name for name, value in given.items() if value is not None]):
+    useless = [name for name, value in of_the_drafter.items() if value is not None]
+    if mode == "off" and useless:
         raise UsageError(
             f"mode='off' decodes without a drafter, so {useless[0]} would be ignored; leave one out."
         )
@@ -276,6 +293,8 @@ def _measured(
         "bytes": str(pair.nbytes),
         "dtype": str(target.model.dtype),
         "draft_bits": str(draft.bits),
+        "kv_bits": str(target.model.kv_bits),
+        "draft_window": str(draft.config.draft_window),
         "kernels": str(kernels),
         "block_size": str(block_size),
     }

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -17,16 +17,35 @@ from dflash_mlx.errors import UsageError
 
 FORMAT = "dflash-mlx conversation 1"
 _SUFFIX = ".safetensors"
+_SAID = {
+    "target": "is of {}, and this is {}",
+    "draft": "is of the drafter {}, and this one is {}",
+    "weights": "is of models of {} bytes, and these have {}",
+    "dtype": "was computed in {}, and this is {}",
+    "kv_bits": "has kv_bits {}, and these are {}",
+    "versions": "was written with {}, and these are {}",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What held a conversation; its state fits no other."""
+    """What held a conversation; what is kept of it fits no other."""
 
     target: str
     draft: str | None
+    weights: int  # bytes of both
     dtype: str
+    kv_bits: int | None
     versions: str
+
+
+class Held(NamedTuple):
+    """What cache and context hold of a conversation."""
+
+    ids: tuple[int, ...]
+    lengths: tuple[int, ...]  # of the ids: the whole, then places that the state can be brought back to
+    cache: Mapping[str, mx.array]
+    context: Mapping[str, mx.array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +54,7 @@ class Saved:
 
     messages: list[dict[str, Any]]
     holder: Holder
-    ids: tuple[int, ...]  # those that the rows stand for; () without rows
-    cache: Mapping[str, mx.array]
-    context: Mapping[str, mx.array]
+    held: Held | None
 
 
 def write(path: str | Path, saved: Saved) -> Path:
@@ -48,9 +65,10 @@ def write(path: str | Path, saved: Saved) -> Path:
     """
     path = Path(path).expanduser()
     path = path if path.suffix == _SUFFIX else path.with_name(path.name + _SUFFIX)
-    arrays = {"ids": mx.array(saved.ids or [-1], mx.int32)}
+    held = saved.held or Held((), (), {}, {})
+    arrays = {name: mx.array(getattr(held, name) or [-1], mx.int32) for name in ("ids", "lengths")}
     for part in ("cache", "context"):
-        arrays |= {f"{part}.{name}": array for name, array in getattr(saved, part).items()}
+        arrays |= {f"{part}.{name}": array for name, array in getattr(held, part).items()}
     header = {
         "format": FORMAT,
         "messages": json.dumps(saved.messages),
@@ -68,11 +86,11 @@ def write(path: str | Path, saved: Saved) -> Path:
     return path
 
 
-def read(path: str | Path, *, target: str) -> Saved:
+def read(path: str | Path) -> Saved:
     """Read a file.
 
     Raises:
-        UsageError: there is none, it is no conversation, or one with another target than `target`.
+        UsageError: there is none, or it is no conversation.
     """
     path = Path(path).expanduser()
     if not path.exists() and path.suffix != _SUFFIX:
@@ -91,16 +109,18 @@ def read(path: str | Path, *, target: str) -> Saved:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} cannot be read as a saved conversation: {error}.") from None
-    if holder.target != target:
-        raise UsageError(f"{path} is a conversation with {holder.target}; this one is with {target}.")
-    ids: list[int] = arrays.pop("ids").tolist()  # type: ignore[assignment]
-    return Saved(
-        messages,
-        holder,
-        tuple(i for i in ids if i >= 0),
-        _part("cache.", arrays),
-        _part("context.", arrays),
-    )
+    ids, lengths = (_whole(arrays[name]) for name in ("ids", "lengths"))
+    held = Held(ids, lengths, _part("cache.", arrays), _part("context.", arrays)) if ids else None
+    return Saved(messages, holder, held)
+
+
+def difference(then: Holder, now: Holder) -> str | None:
+    """In what two holders differ, as the end of a sentence; None where they do not."""
+    for name, said in _SAID.items():
+        was, is_ = getattr(then, name), getattr(now, name)
+        if was != is_:
+            return said.format(*("none" if value is None else value for value in (was, is_)))
+    return None
 
 
 def spoken(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -121,3 +141,9 @@ def _load(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
 
 def _part(prefix: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _whole(numbers: mx.array) -> tuple[int, ...]:
+    """Whole numbers [n]; an empty array cannot be written, so that -1 stands for none."""
+    values: list[int] = numbers.tolist()  # type: ignore[assignment]
+    return tuple(value for value in values if value >= 0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dflash_mlx.chat import Chat
+from dflash_mlx.chat import Chat, Loaded
 from dflash_mlx.core import Chunk, Comparison, Difference, Result, Seconds, Stats
 from dflash_mlx.errors import HubError
 
@@ -58,11 +58,13 @@ class FakeGenerator:
         asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         stats = Stats(target=self.target_name, draft=self.draft_name, seed=options.get("seed", 11))
         stats.seconds = Seconds(load=0.1, prefill=0.2, decode=2.0)
+        stats.block_size, stats.context_limit, stats.plain_tokens_per_second_estimate = 16, 4096, 0.5
         if options.get("profile"):
             stats.seconds = replace(stats.seconds, draft=0.5, verify=1.4, other=0.1)
         for kind, text in self._pieces(asked, prompt):
             stats.new_tokens += 2
             stats.rounds += 1
+            stats.verify_lengths.append(5)
             yield Chunk(text, kind, (1, 2), None, stats)
         stats.finish_reason = "length" if asked.endswith("long") else "stop"
         stats.prompt_tokens = 5
@@ -82,7 +84,7 @@ class FakeGenerator:
         return Path(path)
 
     def load_chat(self, path):
-        return json.loads(Path(path).read_text())
+        return Loaded(json.loads(Path(path).read_text()), None)
 
     def generate(self, prompt, **options):
         chunks = list(self.stream(prompt, **options))

@@ -37,7 +37,7 @@ class Turns:
         marks = list(start.marks)
         if start.reused < settled:
             list(made.read(prompt[start.reused : settled]))
-            marks.append(mark(self.target, made.cache, drafter, settled))
+            marks.append(mark(made.cache, drafter, settled))
         list(made.prefill(prompt[len(made.ids) :]))
         stream, seen = made.rounds(), []
         for number, one in enumerate(stream, 1):

@@ -66,6 +66,5 @@ class PlannedDrafter:
     def part(self) -> None:
         pass
 
-    @property
-    def nbytes(self) -> int:
+    def nbytes_of(self, snapshots: Sequence[int]) -> int:
         return 0

@@ -187,7 +187,9 @@ class Chat:
         self._view.say(f"saved to {self.talk.save(path)}")
 
     def _load(self, path: str) -> None:
-        self.talk.load(path)
+        note = self.talk.load(path)
+        if note:
+            self._view.say(note)
         self._view.say(f"{len(self.talk.turns)} turns taken up; /undo forgets the last.")
 
     def _copy(self, _: str) -> None:

@@ -6,7 +6,7 @@ Knows neither the network nor positions: rows come rotated and in time order.
 """
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -195,24 +195,6 @@ class Context:
             layer.drop(count)
         self.length = length
         return True
-
-    def visible(self) -> dict[str, mx.array]:
-        """The rows that a next token sees, named, for a file."""
-        named = {}
-        for i, layer in enumerate(self.layers):
-            if layer.rows.keys is not None and layer.rows.values is not None:
-                named[f"{i}.keys"], named[f"{i}.values"] = layer.seen()
-        return named
-
-    def fill(self, named: Mapping[str, mx.array], length: int) -> None:
-        """Put what `visible` gave into an empty context, as that of `length` tokens.
-
-        Raises:
-            KeyError: it has other layers.
-        """
-        for i, layer in enumerate(self.layers):
-            layer.extend(named[f"{i}.keys"], named[f"{i}.values"], keep=named[f"{i}.keys"].shape[2])
-        self.length = length
 
     def part(self) -> None:
         """Let every layer copy its visible rows into buffers of its own."""
