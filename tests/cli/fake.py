@@ -23,6 +23,8 @@ class FakeGenerator:
     block_size: int | None = None
     draft_bits: int | None = None
     dtype: str | None = None
+    kv_bits: int | None = None
+    draft_window: int | None = None
     on_note: Callable[[str], None] = lambda _: None
     kept_gb: float | None = None
     calls: list = field(default_factory=list)  # (prompt, options) of every stream

@@ -1,128 +1,12 @@
 """The chat on a terminal of its own (a pty), driven as a hand would."""
 
-import atexit
-import fcntl
 import hashlib
-import os
-import pty
-import re
-import select
-import shutil
 import signal
 import stat
-import struct
-import subprocess
-import tempfile
-import termios
-import time
-from contextlib import contextmanager
 
 import pytest
 
-from tests.cli.test_process import PROGRAM, environment
-
-CTRL_C, CTRL_D, ENTER, BACKSPACE, UP, LEFT = b"\x03", b"\x04", b"\r", b"\x7f", b"\x1b[A", b"\x1b[D"
-ALT_ENTER, TAB = b"\x1b\r", b"\t"
-OWN = tempfile.mkdtemp(prefix="dflash-terminal-")  # no test writes to the history of whoever runs it
-atexit.register(shutil.rmtree, OWN, ignore_errors=True)
-TIMEOUT = 10
-
-
-class Terminal:
-    """The master's end: types, and waits for what appears."""
-
-    def __init__(self, process, master):
-        self.process, self._master = process, master
-        self.seen = ""  # everything so far, escape sequences included
-        self._read_to = 0
-        self._prompts = 0
-
-    def type(self, keys):
-        os.write(self._master, keys)
-
-    def type_all(self, keys):
-        """Type more than the terminal holds at once, reading meanwhile."""
-        while keys:
-            self._pump(0)
-            if select.select([], [self._master], [], 0.2)[1]:
-                keys = keys[os.write(self._master, keys[:512]) :]
-
-    def wait_for_reading(self):
-        """Give the answer time to begin; nothing of it is shown yet."""
-        time.sleep(0.3)
-        self._pump(0)
-
-    def line(self, text):
-        """Wait for the prompt, then type a line."""
-        self.wait_for_prompt()
-        self.type(text.encode() + ENTER)
-
-    def wait_for_prompt(self):
-        """Read until a prompt stands there that was not waited for before."""
-        self._prompts += 1
-        self._wait(lambda: len(re.findall(r"\x1b\[\?2004h|\n> ", self.seen)) >= self._prompts, "prompt")
-        self._read_to = len(plain(self.seen))
-
-    def wait_for(self, text):
-        """Read until `text` stands after what was waited for before."""
-        self._wait(lambda: plain(self.seen).find(text, self._read_to) >= 0, text)
-        self._read_to = plain(self.seen).find(text, self._read_to) + len(text)
-
-    def leave(self):
-        """Wait for the end; the exit code."""
-        deadline = time.monotonic() + TIMEOUT
-        while self._pump():
-            assert time.monotonic() < deadline, f"still there: {self.seen[-500:]!r}"
-        return self.process.wait(TIMEOUT)
-
-    def _wait(self, come, what):
-        deadline = time.monotonic() + TIMEOUT
-        while not come():
-            assert time.monotonic() < deadline, f"no {what!r} in {self.seen[-500:]!r}"
-            assert self._pump(), f"ended without {what!r}: {self.seen[-500:]!r}"
-
-    def _pump(self, seconds=0.5):
-        ready, _, _ = select.select([self._master], [], [], seconds)
-        if not ready:
-            return True
-        try:
-            data = os.read(self._master, 65536)
-        except OSError:  # the other end is closed
-            return False
-        self.seen += data.decode(errors="replace")
-        return bool(data)
-
-
-def plain(text):
-    return re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|[=>78])", "", text)
-
-
-@contextmanager
-def terminal(*arguments, stdout=None, columns=300, **variables):
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    own = {"TERM": "xterm", "NO_COLOR": "", "PROMPT_TOOLKIT_NO_CPR": "1"}
-    own |= {"DFLASH_CACHE": OWN, "DFLASH_BLAS": "off", "COLUMNS": "", "LINES": ""}
-    process = subprocess.Popen(
-        [*PROGRAM, *arguments],
-        stdin=slave,
-        stdout=slave if stdout is None else stdout,
-        stderr=slave,
-        env=environment(**{**own, **variables}),
-        preexec_fn=_own_terminal,
-    )
-    os.close(slave)
-    try:
-        yield Terminal(process, master)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(master)
-
-
-def _own_terminal():
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from tests.cli.terminal import ALT_ENTER, BACKSPACE, CTRL_C, CTRL_D, ENTER, LEFT, TAB, UP, terminal
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat():
@@ -204,7 +88,7 @@ def test_a_chat_on_a_dumb_terminal_has_no_control_bytes():
 
 
 def test_answers_can_be_redirected_from_a_chat(tmp_path):
-    with (tmp_path / "answers").open("w") as file, terminal("chat", stdout=file) as screen:
+    with terminal("chat", stdout=tmp_path / "answers") as screen:
         screen.line("hi")
         screen.line("/exit")
         assert screen.leave() == 0
@@ -256,6 +140,32 @@ def test_commands_are_completed_by_tab():
         screen.wait_for("temperature")
         screen.type(b" 0.125" + ENTER)
         screen.wait_for("temperature 0.125")
+
+
+def test_an_enter_right_behind_a_tab_sends_the_whole_command():
+    """The completion is there before the Enter, though both arrive at once."""
+    with terminal("chat", "--no-stats") as screen:
+        screen.wait_for_prompt()
+        screen.type(b"/und" + TAB + ENTER)
+        screen.wait_for("nothing to undo")
+        screen.wait_for_prompt()
+        screen.type(b"hello echo" + TAB + ENTER)  # no command: nothing to complete, nothing lost
+        screen.wait_for('"content": "hello echo"')
+
+
+def test_an_enter_in_the_menu_sends_no_half_a_command():
+    with terminal("chat", "--no-stats", "--no-history") as screen:
+        screen.wait_for_prompt()
+        screen.type(b"/s" + TAB + ENTER)  # /system, /set, /stats, /save: the first is taken, and not sent yet
+        screen.wait_for("/system")
+        screen.type(b" Be brief." + ENTER)
+        screen.wait_for("system: Be brief.")
+        screen.wait_for_prompt()
+        screen.type(b"/s" + TAB + TAB + TAB)
+        screen.wait_for("/set")
+        screen.type(ENTER)
+        screen.wait_for("temperature 0.6, top_p 0.95")
+        assert "not a command" not in screen.seen
 
 
 def test_lines_are_recalled_in_the_next_run_unless_that_is_unwanted(tmp_path):
@@ -338,9 +248,9 @@ def test_ctrl_c_while_loading_and_before_the_first_token_is_quiet():
         screen.wait_for("Loading slow")
         screen.type(CTRL_C)
         assert screen.leave() == 130 and "Traceback" not in screen.seen
-    with terminal("chat", "--plain") as screen:
+    with terminal("chat") as screen:
         screen.line("late")
-        screen.wait_for_reading()
+        screen.wait_for("reading ...")
         screen.type(CTRL_C)
         screen.wait_for("stopped")
         screen.line("echo")

@@ -115,7 +115,7 @@ def _edited_lines(history: Path | None, completions: Callable[[str], list[str]])
         completer=_completer(completions),
         complete_while_typing=False,
         multiline=True,
-        key_bindings=_keys(),
+        key_bindings=_keys(completions),
         prompt_continuation="  ",
     )
 
@@ -132,8 +132,10 @@ def _edited_lines(history: Path | None, completions: Callable[[str], list[str]])
     return ask
 
 
-def _keys() -> KeyBindings:
-    """Enter sends, Alt-Enter begins a new line."""
+def _keys(completions: Callable[[str], list[str]]) -> KeyBindings:
+    """Enter sends what the line shows, Alt-Enter begins a new line, Tab completes commands."""
+    from prompt_toolkit.buffer import CompletionState
+    from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
@@ -141,14 +143,34 @@ def _keys() -> KeyBindings:
     @keys.add("enter")
     def _(event: Any) -> None:
         buffer = event.current_buffer
+        menu = buffer.complete_state
         if _is_open(buffer.text):
             buffer.insert_text("\n")
+        elif menu and menu.current_completion is None:
+            buffer.go_to_completion(0)  # a beginning of several commands is none yet
         else:
             buffer.validate_and_handle()
 
     @keys.add("escape", "enter")
     def _(event: Any) -> None:
         event.current_buffer.insert_text("\n")
+
+    @keys.add("tab")
+    def _(event: Any) -> None:
+        buffer = event.current_buffer
+        line = buffer.document.text_before_cursor
+        if buffer.complete_state:
+            buffer.complete_next()
+        elif line.startswith("/"):
+            # Inserted here and now: a completion that a task brings later would miss an Enter that is typed already.
+            choices = completions(line)
+            word = line.rpartition(" ")[2]
+            buffer.insert_text(os.path.commonprefix(choices)[len(word) :])
+            if len(choices) > 1:
+                shown = buffer.completer.get_completions(buffer.document, CompleteEvent())
+                buffer.complete_state = CompletionState(buffer.document, list(shown))
+        elif not line.strip():
+            buffer.insert_text("    ")
 
     return keys
 
