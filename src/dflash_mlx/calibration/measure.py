@@ -21,15 +21,13 @@ _ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 _DEEP_ROWS = (2, 4, 8, 16)  # with many tokens; the others grow with the depth as their neighbours do
 _SHALLOW, _DEEP = 64, 4096  # tokens in the cache
 _READING = 1.2  # seconds in which the deep cache is filled, or as far as it goes
-_LEAST, _MOST = 2, 6  # times that everything is measured
+_LEAST, _LEAST_DEEP, _MOST = 3, 2, 6  # times that everything is measured
 _MEASURING = 0.5  # seconds at each depth, at least, where _MOST is not reached
 _TIGHT = 1.06  # second smallest time over smallest, of nine figures in ten, after which no more are taken
 _PATIENCE = 8.0  # seconds after which what there is must do
 _SLOW = 12.0  # seconds for few tokens, after which many are not measured
 _STEADY = 1.5  # largest time over smallest, of half of the figures at least, where nothing else ran
-_PLAIN = (
-    6  # steps of a run of plain decoding; two fill the pipeline, the last empties it: they are not counted
-)
+_PLAIN = 5  # steps of a run of plain decoding; the first fills the pipeline, the last empties it: not counted
 
 Clock = Callable[[], float]
 
@@ -57,11 +55,11 @@ def measure(bench: Bench, *, block_size: int) -> list[Measured]:
     # A round here emits one token; all of them together must fit behind the deep context.
     deepest = min(_DEEP, room - (_MOST + 1) * (len(_ROWS) + _PLAIN + 2) - 2 * block_size)
     since = bench.clock()
-    depths = [_measured(_Runs(bench, block_size, min(_SHALLOW, max(deepest, 1)), _ROWS))]
+    depths = [_measured(_Runs(bench, block_size, min(_SHALLOW, max(deepest, 1)), _ROWS), _LEAST)]
     if deepest >= 4 * _SHALLOW and bench.clock() - since < _SLOW:
         runs = _Runs(bench, block_size, deepest, _DEEP_ROWS)
         if runs.tokens >= 2 * _SHALLOW:  # less was read only where the machine is very slow
-            depths.append(_filled_in(_measured(runs), depths[0].depth))
+            depths.append(_filled_in(_measured(runs, _LEAST_DEEP), depths[0].depth))
     mx.clear_cache()
     return depths
 
@@ -123,13 +121,12 @@ class _Runs:
         """A step in a run of plain decoding."""
         self._told.next = Plan(0, steps=_PLAIN)
         next(self._rounds)
-        next(self._rounds)
         since = self._clock()
-        for _ in range(_PLAIN - 3):
+        for _ in range(_PLAIN - 2):
             next(self._rounds)
         spent = self._clock() - since
         next(self._rounds)
-        return spent / (_PLAIN - 3)
+        return spent / (_PLAIN - 2)
 
     def draft(self) -> float:
         """A block drafted and waited for."""
@@ -168,16 +165,15 @@ def _turn(runs: _Runs) -> _Turn:
     return _Turn(runs.plain(), runs.draft(), runs.looked(runs.rows[-1]), runs.looked(1), rounds)
 
 
-def _measured(runs: _Runs) -> Measured:
-    """The first rounds, in which buffers are made and kernels are built, do not count."""
-    for rows in runs.rows:
-        runs.round(rows)
+def _measured(runs: _Runs, least: int) -> Measured:
+    """The first and largest round, in which buffers are made, does not count; one that is slow once is outvoted."""
+    runs.round(runs.rows[-1])
     since = runs.clock
     turns: list[_Turn] = []
     while len(turns) < _MOST:
         turns.append(_turn(runs))
         spent = runs.clock - since
-        if spent > _PATIENCE or (len(turns) >= _LEAST and spent > _MEASURING and _is_tight(turns)):
+        if spent > _PATIENCE or (len(turns) >= least and spent > _MEASURING and _is_tight(turns)):
             break
     rounds = {rows: [turn.round[rows] for turn in turns] for rows in runs.rows}
     costs = {rows: _usual(seconds) for rows, seconds in rounds.items()}

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,18 +44,27 @@ def write(path: Path, key: Mapping[str, str], depths: Sequence[Depth]) -> list[D
     """
     entries = [{**depth._asdict(), "verify": sorted(depth.verify.items())} for depth in depths]
     text = json.dumps({"version": _VERSION, "key": dict(key), "depths": entries}, indent=1) + "\n"
+    keep(path, text, good=lambda: read(path, key) is not None)
+    return read(path, key) or list(depths)
+
+
+def keep(path: Path, text: str, *, good: Callable[[], bool]) -> None:
+    """Write a file whole, unless there is one that is `good`.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        if read(path, key) is None:
+        if not good():
             path.unlink(missing_ok=True)
         with suppress(FileExistsError):
             os.link(name, path)
     finally:
         os.unlink(name)
-    return read(path, key) or list(depths)
 
 
 def _depth(entry: dict[str, Any]) -> Depth:
