@@ -89,6 +89,7 @@ class Stats:
     kernels: str = "stock"
     block_size: int | None = None  # tokens in a drafted block, its anchor included; None without a drafter
     draft_bits: int | None = None  # of the drafter's weights; None: not quantised, or no drafter
+    draft_vocab: int | None = None  # words proposed besides those of the text; None: any word, or no drafter
     kv_bits: int | None = None  # of the target's keys and values; None: not quantised
     draft_window: int | None = None  # context tokens that the drafter sees at most; None: all that it would
     seed: int = 0
@@ -129,6 +130,22 @@ class Stats:
     def tokens_per_second(self) -> float:
         """New tokens per second of decoding, the prefill and its token left out."""
         return (self.new_tokens - 1) / self.seconds.decode if self.seconds.decode > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStep:
+    """What loading is at: a model on its way from the hub to the disk, or from the disk into memory."""
+
+    stage: Literal["fetch", "read"]
+    role: Literal["target", "drafter"]
+    name: str
+    nbytes: int | None  # of its weights, as stored or as they will be held; None: not known
+    done: int = 0  # bytes read so far
+    pair_nbytes: int | None = None  # of both models' weights, known once they are read
+
+
+OnLoad = Callable[[LoadStep], None]
+"""Told of each step, before it is done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,12 @@ a pair that does not fit is refused before gigabytes move. Knows no model; a tok
 
 import errno
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,6 +49,7 @@ except ImportError:  # huggingface-hub 1.x
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
 ANSWER_WITHIN = 5.0  # seconds until the hub counts as silent
+FETCHING = "dflash-fetch"  # name of the thread that waits for the hub
 LOGIN = "log in with `hf auth login` or set HF_TOKEN"
 
 
@@ -57,6 +61,7 @@ class Snapshot:
     role: str  # target or drafter, for messages
     folder: Path
     whole: bool  # the weights are there too
+    weights_nbytes: int | None = None  # of those that wait to be fetched; None: the hub does not tell
 
 
 def small_files(repo: str, *, role: str) -> Snapshot:
@@ -73,8 +78,10 @@ def small_files(repo: str, *, role: str) -> Snapshot:
         if folder := cached(repo, tokenizer=role == "target"):
             return Snapshot(repo, role, folder, whole=True)
         # Asked for by itself: this call has a time limit and its errors arrive unwrapped.
-        HfApi().model_info(repo, timeout=ANSWER_WITHIN)
-        return Snapshot(repo, role, _download(repo, SMALL_FILES), whole=False)
+        info = HfApi().model_info(repo, timeout=ANSWER_WITHIN, files_metadata=True)
+        sizes = [file.size for file in info.siblings or () if fnmatch(file.rfilename, files.WEIGHTS)]
+        known = sum(size or 0 for size in sizes) if all(sizes) else None
+        return Snapshot(repo, role, _download(repo, SMALL_FILES), whole=False, weights_nbytes=known)
 
 
 def weights(snapshot: Snapshot) -> Path:
@@ -118,7 +125,38 @@ def cached_repos() -> list[str]:
 
 
 def _download(repo: str, patterns: list[str], revision: str | None = None) -> Path:
-    return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, tqdm_class=_Progress))
+    """Fetch in a thread of its own: the hub's threads would hold up a Ctrl-C until their files are whole.
+
+    What is left behind then stops with the next piece that arrives; it is taken up there another time.
+    """
+    stopped = threading.Event()
+
+    class Bar(_Progress):
+        def update(self, n: float | None = 1) -> bool | None:
+            if stopped.is_set():
+                raise _Stopped
+            return bool(super().update(n))
+
+    found: Future[str] = Future()
+
+    def fetch() -> None:
+        try:
+            found.set_result(
+                snapshot_download(repo, revision=revision, allow_patterns=patterns, tqdm_class=Bar)
+            )
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=fetch, name=FETCHING, daemon=True).start()
+    try:
+        return Path(found.result())
+    except KeyboardInterrupt:
+        stopped.set()
+        raise
+
+
+class _Stopped(Exception):
+    """Nobody waits for the file any more."""
 
 
 class _Progress(HubProgress):

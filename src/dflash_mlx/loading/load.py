@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from dflash_mlx.core import LoadStep, OnLoad
 from dflash_mlx.drafter import DraftConfig, DraftNetwork, check_bits, check_draft_window
 from dflash_mlx.errors import LoadError, PairError, UsageError
 from dflash_mlx.loading import memory, names, pair
@@ -59,6 +60,7 @@ def load_pair(
     dtype: str | None = None,
     kv_bits: int | None = None,
     draft_window: int | None = None,
+    on_load: OnLoad | None = None,
 ) -> LoadedPair:
     """Find, fetch, check and load a target and its drafter; everything returned is evaluated.
 
@@ -74,6 +76,7 @@ def load_pair(
         kv_bits: 4 or 8 quantises the target's keys and values; None keeps them in the type of the activations, or
             as a target that is loaded already keeps them.
         draft_window: context tokens that the drafter keeps and sees at most; None for all that it was trained to see.
+        on_load: told what is being fetched and read, and how far that is; what it raises ends the loading.
 
     Raises:
         UsageError: an option that cannot be honoured.
@@ -90,17 +93,19 @@ def load_pair(
     target = _found_target(target_model, machine, notes, kv_bits)
     draft, row = None, target.known
     if mode != "off":
-        draft, row = _found_draft(draft_model, target, mode, notes, draft_window)
+        draft, row = _found_draft(draft_model, target, mode, notes, draft_window, on_load)
+    cast = machine.default_dtype if dtype is None else DTYPES[dtype]
+    need = memory.Need(None, draft.held_bytes(dtype=cast) if draft else 0, None)
     if target.checkpoint is not None:
         packing = _Packing(draft_bits, kv_bits, draft_window)
-        _check_memory(target, draft, machine, dtype, packing, notes)
-    loaded = target.loaded or _load(
-        target, machine.default_dtype if dtype is None else DTYPES[dtype], kv_bits
-    )
+        need = _check_memory(target, draft, machine, dtype, packing, notes, on_load)
+    loaded = target.loaded or _load(target, cast, kv_bits, need, on_load)
     if dtype is not None and loaded.model.dtype != DTYPES[dtype]:
         raise UsageError(f"dtype is {dtype!r}, but the shared target {loaded.name} has {loaded.model.dtype}.")
     network = None
     if draft:
+        if on_load:
+            on_load(LoadStep("read", "drafter", draft.name, need.draft, 0, need.weights))
         network = draft.draft(
             bits=draft_bits, dtype=DTYPES[dtype] if dtype else None, draft_window=draft_window
         )
@@ -157,7 +162,12 @@ def _found_target(
 
 
 def _found_draft(
-    given: str | Path | None, target: _Target, mode: Mode, notes: list[str], draft_window: int | None
+    given: str | Path | None,
+    target: _Target,
+    mode: Mode,
+    notes: list[str],
+    draft_window: int | None,
+    on_load: OnLoad | None,
 ) -> tuple[FolderCheckpoint | None, KnownPair | None]:
     """The drafter, checked against the target, and the row that holds both."""
     source, row = find_draft(given, target.source, target.known, insist=mode == "on", notes=notes)
@@ -168,7 +178,7 @@ def _found_draft(
             f"Target and drafter are both {source.name}; give a target and the drafter made for it."
         )
     try:
-        return _checked_draft(source, target, draft_window), row
+        return _checked_draft(source, target, draft_window, notes, on_load), row
     except LoadError as error:
         if given is not None or mode == "on":
             raise
@@ -176,9 +186,17 @@ def _found_draft(
         return None, row
 
 
-def _checked_draft(source: Source, target: _Target, draft_window: int | None) -> FolderCheckpoint:
+def _checked_draft(
+    source: Source, target: _Target, draft_window: int | None, notes: list[str], on_load: OnLoad | None
+) -> FolderCheckpoint:
     draft = FolderCheckpoint(source, "drafter")
-    config = DraftConfig.from_dict(draft.config, name=draft.name).with_draft_window(draft_window)
+    config = DraftConfig.from_dict(draft.config, name=draft.name)
+    narrow = config.with_draft_window(draft_window)
+    if draft_window is not None and narrow.sights == config.sights:
+        notes.append(
+            f"draft_window {draft_window} changes nothing: no layer of {draft.name} sees more than "
+            f"{max(sight.most or 0 for sight in config.sights)} tokens of the context."
+        )
     words = target.tokenizer
     pair.check_pair(target.shape, config, draft_name=draft.name, tokens=len(words))
     if draft.has_tokenizer():
@@ -188,15 +206,27 @@ def _checked_draft(source: Source, target: _Target, draft_window: int | None) ->
             target_name=target.shape.name,
             draft_name=draft.name,
         )
-    draft.check()
+    draft.check(on_load)
     return draft
 
 
-def _load(target: _Target, dtype: mx.Dtype | None, kv_bits: int | None) -> LoadedTarget:
+def _load(
+    target: _Target,
+    dtype: mx.Dtype | None,
+    kv_bits: int | None,
+    need: memory.Need,
+    on_load: OnLoad | None,
+) -> LoadedTarget:
     checkpoint, words = target.checkpoint, target.tokenizer
     assert checkpoint is not None, "a target that is not loaded has a checkpoint"
-    checkpoint.check()
-    model = checkpoint.target(dtype=dtype, kv_bits=kv_bits)
+    checkpoint.check(on_load)
+
+    def read(done: int) -> None:
+        if on_load:
+            on_load(LoadStep("read", "target", target.source.name, need.target, done, need.weights))
+
+    read(0)
+    model = checkpoint.target(dtype=dtype, kv_bits=kv_bits, on_bytes=read)
     eos = tuple(sorted(words.eos_token_ids))
     return LoadedTarget(model, words, eos, checkpoint.generation_config, checkpoint.name, target.known)
 
@@ -208,14 +238,15 @@ def _check_memory(
     dtype: str | None,
     packing: _Packing,
     notes: list[str],
-) -> None:
+    on_load: OnLoad | None,
+) -> memory.Need:
     """Say before anything is loaded whether the pair fits; a target whose size nothing tells is fetched first."""
     checkpoint = target.checkpoint
     assert checkpoint is not None
     cast = machine.default_dtype if dtype is None else DTYPES[dtype]
     size = checkpoint.held_bytes(dtype=cast)
     if size is None:
-        checkpoint.check()
+        checkpoint.check(on_load)
         size = checkpoint.held_bytes(dtype=cast)
     itemsize = 2 if cast is None else cast.size
     context = memory.context_bytes(checkpoint.config, itemsize=itemsize, kv_bits=packing.kv_bits)
@@ -230,6 +261,7 @@ def _check_memory(
     name = draft.name if draft else None
     if note := memory.verdict(need, machine, target_name=target.source.name, draft_name=name):
         notes.append(note)
+    return need
 
 
 def _nbytes(network: DraftNetwork) -> int:

@@ -13,7 +13,14 @@ from dflash_mlx.errors import CheckpointError, UnsupportedError
 from dflash_mlx.target.model import MLXTarget
 
 
-def load_target(folder: Path, *, dtype: mx.Dtype | None, name: str, kv_bits: int | None = None) -> MLXTarget:
+def load_target(
+    folder: Path,
+    *,
+    dtype: mx.Dtype | None,
+    name: str,
+    kv_bits: int | None = None,
+    on_bytes: Callable[[int], None] | None = None,
+) -> MLXTarget:
     """Load an mlx-lm model folder.
 
     Args:
@@ -21,6 +28,7 @@ def load_target(folder: Path, *, dtype: mx.Dtype | None, name: str, kv_bits: int
         dtype: type of weights and activations; None keeps them as stored, quantised ones included.
         name: what messages call it.
         kv_bits: 4 or 8 quantises keys and values, see `MLXTarget`.
+        on_bytes: told how many bytes of weights are there, after each tensor.
 
     Raises:
         UsageError: for other `kv_bits`.
@@ -47,7 +55,7 @@ def load_target(folder: Path, *, dtype: mx.Dtype | None, name: str, kv_bits: int
     if dtype is not None and dtype == mx.float32 and "quantization" in config:
         # Quantised products are slow on a CPU, where fp32 is the default: expand.
         dequantize_model(model)
-    set_dtype(model, dtype)
+    set_dtype(model, dtype, on_bytes)
     return MLXTarget(model, config, name, kv_bits=kv_bits)
 
 
@@ -58,11 +66,15 @@ def build(config: dict[str, Any]) -> nn.Module:
     return model
 
 
-def set_dtype(model: nn.Module, dtype: mx.Dtype | None) -> None:
+def set_dtype(
+    model: nn.Module, dtype: mx.Dtype | None, on_bytes: Callable[[int], None] | None = None
+) -> None:
     """Evaluate the weights one by one, floating ones as `dtype`, so that no two copies of the whole exist.
 
-    Those that the model itself keeps from being cast, such as the decay of a recurrence, stay as they are.
+    Those that the model itself keeps from being cast, such as the decay of a recurrence, stay as they are. Between
+    two of them a Ctrl-C is answered.
     """
+    done = 0
     may_cast: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _: True)
     names: list[str] = [entry[0] for entry in tree_flatten(model.parameters())]
     for name in names:
@@ -74,6 +86,9 @@ def set_dtype(model: nn.Module, dtype: mx.Dtype | None) -> None:
         if dtype is not None and mx.issubdtype(array.dtype, mx.floating) and may_cast(name):
             array = owner[leaf] = array.astype(dtype)
         mx.eval(array)
+        done += array.nbytes
+        if on_bytes:
+            on_bytes(done)
 
 
 def _one_line(error: ValueError, most: int = 300) -> str:
