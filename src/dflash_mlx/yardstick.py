@@ -25,7 +25,7 @@ def plain_answer(
         transcript: empty; takes the tokens.
         prefill_chunk: prompt tokens in one pass, as many as in the run that this is held against.
     """
-    stats.draft = stats.block_size = None
+    stats.draft = stats.block_size = stats.draft_bits = stats.draft_window = None
     sampler = Sampler(request.params, request.options.logits_processors)
     runtime.reset_peak_memory()
     since = time.perf_counter()

@@ -199,9 +199,10 @@ class DraftConfig:
         """Tokens that layer sees by the checkpoint, its own included; None: all."""
         return self.sliding_window if self.layer_types[layer] == "sliding_attention" else None
 
-    def sight(self, layer: int) -> Sight:
-        """What of the context that layer sees, `draft_window` taken into account."""
-        return sight(self.window(layer), self.draft_window)
+    @property
+    def sights(self) -> tuple[Sight, ...]:
+        """What of the context each layer sees, `draft_window` taken into account."""
+        return tuple(sight(self.window(layer), self.draft_window) for layer in range(self.num_hidden_layers))
 
     def causal(self, layer: int) -> bool:
         """Whether that layer's block rows see only the block rows before them."""

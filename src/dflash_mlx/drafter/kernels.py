@@ -58,7 +58,7 @@ def restore(network: DraftNetwork) -> None:
 
 def _visible_bands(network: DraftNetwork, rows: int, key_bands: list[int]) -> list[int]:
     """The bands that some layer can reach: a window ends the sight of its layer."""
-    reaches = [network.config.sight(layer).most for layer in range(network.config.num_hidden_layers)]
+    reaches = [sight.most for sight in network.config.sights]
     if None in reaches:
         return key_bands
     most = max(reach for reach in reaches if reach is not None) + rows

@@ -124,7 +124,7 @@ def context_bytes(
 
 def draft_context_bytes(config: DraftConfig, *, itemsize: int, tokens: int = CONTEXT) -> int:
     """Keys and values that a drafter keeps of these tokens."""
-    reaches = [config.sight(layer).most for layer in range(config.num_hidden_layers)]
+    reaches = [sight.most for sight in config.sights]
     held = sum(tokens if most is None else min(tokens, 2 * (most + 1)) for most in reaches)
     return 2 * held * config.num_key_value_heads * config.head_dim * itemsize
 
