@@ -176,7 +176,7 @@ class DraftNetwork(nn.Module):
 
     def make_context(self) -> Context:
         """An empty context with each layer's own sight."""
-        return Context([self.config.sight(layer) for layer in range(len(self.layers))])
+        return Context(self.config.sights)
 
     def fuse(self, features: mx.array) -> mx.array:
         """Features [S, F*D] of S tokens to the one context row [S, D] that all layers share."""
@@ -239,6 +239,8 @@ class DraftNetwork(nn.Module):
 
 
         Where rows are left out, the first ones, which stay in sight for good, enter the context here.
+    def _in_sight(self, layer: Layer, fused: mx.array, context: LayerContext, end: int) -> mx.array:
+        """The last of the fused rows [S, D], those that the token at `end` sees: [1, S', D].
         """
         first, last = context.wanted(count := fused.shape[0])
         if first + last == count:
@@ -247,5 +249,3 @@ class DraftNetwork(nn.Module):
             layer.absorb(fused[None, :first], context, end - count + first, self.choices)
         context.skip()
         return fused[None, count - last :]
-    def _in_sight(self, layer: Layer, fused: mx.array, context: LayerContext, end: int) -> mx.array:
-        """The last of the fused rows [S, D], those that the token at `end` sees: [1, S', D].
