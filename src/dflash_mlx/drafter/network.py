@@ -239,10 +239,10 @@ class DraftNetwork(nn.Module):
 
     def _in_sight(self, layer: Layer, fused: mx.array, context: LayerContext, end: int) -> mx.array:
         """The last of the fused rows [S, D], those that the token at `end` sees: [1, S', D].
-        """
-        first, last = context.wanted(count := fused.shape[0])
 
         Where rows are left out, the first ones, which stay in sight for good, enter the context here.
+        """
+        first, last = context.wanted(count := fused.shape[0])
         if first + last == count:
             return fused[None]
         if first:
