@@ -129,6 +129,7 @@ def written(runner: DFlashGenerator, tmp_path: Path) -> tuple[dict[str, mx.array
         ({"weights": 7}, "is of models of 7 bytes"),
         ({"dtype": "float16"}, "was computed in float16, and this is float32"),
         ({"kv_bits": 4}, "has kv_bits 4, and these are none"),
+        ({"draft_window": 64}, "has draft_window 64, and this is none"),
         ({"versions": "mlx 9"}, "was written with mlx 9, and these are dflash-mlx"),
         ({}, "does not hold what such a pair keeps"),
     ],

@@ -99,5 +99,6 @@ def _holder(engine: Engine) -> Holder:
         weights=engine.pair.nbytes,
         dtype=str(target.model.dtype).removeprefix("mlx.core."),
         kv_bits=target.model.kv_bits,
+        draft_window=draft.config.draft_window if draft else None,
         versions=", ".join(f"{name} {version(name)}" for name in ("dflash-mlx", "mlx", "mlx-lm")),
     )

@@ -23,6 +23,7 @@ _SAID = {
     "weights": "is of models of {} bytes, and these have {}",
     "dtype": "was computed in {}, and this is {}",
     "kv_bits": "has kv_bits {}, and these are {}",
+    "draft_window": "has draft_window {}, and this is {}",
     "versions": "was written with {}, and these are {}",
 }
 
@@ -36,6 +37,7 @@ class Holder:
     weights: int  # bytes of both
     dtype: str
     kv_bits: int | None
+    draft_window: int | None
     versions: str
 
 
