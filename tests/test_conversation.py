@@ -180,7 +180,7 @@ def test_a_cache_that_cannot_be_cut_goes_back_to_the_mark(
     later = [*ids[:settled], *cold.target.tokenizer.encode("Short.<|end|>\n<|start|>user\nAnd?")]
     truth = cold.generate(later, max_new_tokens=12, **SAMPLED)
     monkeypatch.setattr(
-        engine, "Drafter", lambda *_: PlannedDrafter([*later, *truth.token_ids], [2], vocab_size=VOCAB)
+        engine, "Drafter", lambda *_, **__: PlannedDrafter([*later, *truth.token_ids], [2], vocab_size=VOCAB)
     )
     result = runner.generate(later, max_new_tokens=12, **SAMPLED)
     assert result.token_ids == truth.token_ids

@@ -50,7 +50,7 @@ def plan(runner: DFlashGenerator, plain: DFlashGenerator, monkeypatch: pytest.Mo
         monkeypatch.setattr(
             engine,
             "Drafter",
-            lambda *_: PlannedDrafter([*ids, *longer.token_ids], accepted, vocab_size=VOCAB),
+            lambda *_, **__: PlannedDrafter([*ids, *longer.token_ids], accepted, vocab_size=VOCAB),
         )
         return truth
 

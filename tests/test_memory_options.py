@@ -57,7 +57,7 @@ def test_whatever_is_accepted_over_quantised_keys_the_text_is_plain(
 ) -> None:
     plain = DFlashGenerator(runner.target, mode="off").generate(LONG, max_new_tokens=60, **SAMPLED)
     truth = [*LONG, *plain.token_ids]
-    monkeypatch.setattr(engine, "Drafter", lambda *_: PlannedDrafter(truth, accepted, vocab_size=VOCAB))
+    monkeypatch.setattr(engine, "Drafter", lambda *_, **__: PlannedDrafter(truth, accepted, vocab_size=VOCAB))
     monkeypatch.setattr(runner, "_kept", Conversations(10**9))  # of planned drafters alone
     drafted = runner.generate(LONG, max_new_tokens=40, **SAMPLED)
     assert drafted.token_ids == plain.token_ids[:40]

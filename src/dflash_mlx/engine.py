@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dflash_mlx import runtime
 from dflash_mlx.core import Stats
-from dflash_mlx.drafter import Drafter
+from dflash_mlx.drafter import Drafter, Shortlist
 from dflash_mlx.kernels.choice import Choices
 from dflash_mlx.loading import LoadedPair
 from dflash_mlx.policy import CostCurve
@@ -28,6 +28,7 @@ class Engine:
     kernels: Choices
     curve: CostCurve | None  # None: nothing was measured, whole blocks are verified
     block_size: int | None  # tokens in a drafted block, the anchor included; None without a drafter
+    shortlist: Shortlist | None = None  # what is proposed besides the words of the text; None: any word
     notes: tuple[str, ...]
     seconds_load: float
     load_peak_gb: float
@@ -37,11 +38,16 @@ class Engine:
         """Prompt tokens in one pass."""
         return PREFILL_CHUNK[self.machine.device]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights, the shortlist's copies included."""
+        return self.pair.nbytes + (self.shortlist.nbytes if self.shortlist else 0)
+
     def drafter(self, *, insist: bool = False) -> Drafter | None:
         """A drafter without context; None also, unless insisted on, where not even a perfect one would pay."""
         if self.pair.draft is None or not (insist or self.curve is None or self.curve.can_pay):
             return None
-        return Drafter(self.pair.draft, self.pair.target.model)
+        return Drafter(self.pair.draft, self.pair.target.model, shortlist=self.shortlist)
 
     def transcript(self, request: Request) -> Transcript:
         """The text of an answer that has not begun."""
@@ -67,13 +73,14 @@ class Engine:
             kernels=str(self.kernels),
             block_size=self.block_size,
             draft_bits=draft.bits if draft else None,
+            draft_vocab=len(self.shortlist) if self.shortlist else None,
             kv_bits=target.model.kv_bits,
             draft_window=draft.config.draft_window if draft else None,
             seed=request.params.seed,
             prompt_tokens=len(request.prompt),
             context_limit=target.model.max_positions,
             load_peak_memory_gb=self.load_peak_gb,
-            weights_gb=self.pair.nbytes / runtime.GB,
+            weights_gb=self.nbytes / runtime.GB,
             notes=[*self.notes, *request.notes],
         )
         stats.seconds.load = self.seconds_load

@@ -14,12 +14,13 @@ from typing import Any, Literal, Self
 
 import mlx.core as mx
 
-from dflash_mlx import archive, calibration, loading, runtime, tuning
+from dflash_mlx import archive, calibration, drafting, loading, runtime, tuning
 from dflash_mlx.answering import answer, collected
 from dflash_mlx.chat import Chat, Loaded
 from dflash_mlx.conversation import Conversations
-from dflash_mlx.core import Chunk, Comparison, Result
-from dflash_mlx.drafter import Drafter
+from dflash_mlx.core import Chunk, Comparison, OnLoad, Result
+from dflash_mlx.drafter import Drafter, Shortlist
+from dflash_mlx.drafting import DraftVocab
 from dflash_mlx.engine import PREFILL_CHUNK, Engine
 from dflash_mlx.errors import UsageError
 from dflash_mlx.kernels.choice import Choices
@@ -45,6 +46,9 @@ class DFlashGenerator:
             and verifies every block whole; "off" decodes plainly and loads none.
         block_size: tokens in a drafted block, the anchor included, at most the trained number.
         draft_bits: 4 or 8 quantises the drafter at load.
+        draft_vocab: how many words are proposed besides those of prompt and answer, the most frequent ones: "auto"
+            (as None) takes what is fastest by this machine's costs and the words that are expected to be missed,
+            "full" any word. The text is the same; a smaller head is read for each draft.
         dtype: "float32", "bfloat16" or "float16" for weights and activations; None keeps the stored type on a
             GPU and takes float32 on a CPU.
         kv_bits: 4 or 8 quantises the target's keys and values, which is another model: the text is that of plain
@@ -68,6 +72,7 @@ class DFlashGenerator:
         mode: Mode = "auto",
         block_size: int | None = None,
         draft_bits: int | None = None,
+        draft_vocab: DraftVocab | None = None,
         dtype: str | None = None,
         kv_bits: int | None = None,
         draft_window: int | None = None,
@@ -79,8 +84,10 @@ class DFlashGenerator:
             draft_model=draft_model,
             block_size=block_size,
             draft_bits=draft_bits,
+            draft_vocab=draft_vocab,
             draft_window=draft_window,
         )
+        drafting.check_draft_vocab("auto" if draft_vocab is None else draft_vocab)
         _check_kept(kept_gb)
         machine, chooser, measuring = runtime.machine(), tuning.chooser(), calibration.wanted()
         started = time.perf_counter()
@@ -103,13 +110,24 @@ class DFlashGenerator:
             tell = on_note or (lambda _: None)
             for note in (*pair.notes, *notes):
                 tell(note)
+            key = _key(pair, machine, kernels, block_size)
+            shortlist, of_words = drafting.listed(
+                pair,
+                "auto" if draft_vocab is None else draft_vocab,
+                machine=machine,
+                key=key if measuring else None,
+                block_size=block_size or 1,
+                tell=tell,
+            )
+            for note in of_words:
+                tell(note)
             costs = calibration.Known(None, ())
             if mode == "auto" and measuring:
-                costs = _measured(pair, machine, kernels, block_size, tell)
+                costs = _measured(pair, machine, kernels, block_size, shortlist, key, tell)
             for note in costs.notes:
                 tell(note)
             self._resources = resources.pop_all()
-        self.notes: tuple[str, ...] = (*pair.notes, *notes, *costs.notes)
+        self.notes: tuple[str, ...] = (*pair.notes, *notes, *of_words, *costs.notes)
         self.seconds_load = time.perf_counter() - started
         self.target = pair.target
         self.generation_defaults = pair.target.generation_config
@@ -119,6 +137,7 @@ class DFlashGenerator:
             kernels=kernels,
             curve=costs.curve,
             block_size=block_size,
+            shortlist=shortlist,
             notes=self.notes,
             seconds_load=self.seconds_load,
             load_peak_gb=load_peak_gb,
@@ -138,8 +157,8 @@ class DFlashGenerator:
 
     @property
     def weights_gb(self) -> float:
-        """Size of both models' weights, in 1e9 bytes."""
-        return self._engine.pair.nbytes / runtime.GB
+        """Size of both models' weights, the shortlist's copies included, in 1e9 bytes."""
+        return self._engine.nbytes / runtime.GB
 
     @property
     def engine(self) -> Engine:
@@ -268,34 +287,47 @@ def _check_kept(kept_gb: float | None) -> None:
         raise UsageError(f"kept_gb is {kept_gb!r}; expected gigabytes from 0 up, or None.")
 
 
-def _measured(
-    pair: LoadedPair,
-    machine: Machine,
-    kernels: Choices,
-    block_size: int | None,
-    tell: Callable[[str], None],
-) -> calibration.Known:
-    """What drafting costs with this pair on this machine."""
+def _key(pair: LoadedPair, machine: Machine, kernels: Choices, block_size: int | None) -> dict[str, str]:
+    """What costs of a pair hold for."""
     target, draft = pair.target, pair.draft
-    if draft is None or block_size is None:
-        return calibration.Known(None, ())
-    bench = calibration.Bench(
-        target.model, partial(Drafter, draft, target.model), PREFILL_CHUNK[machine.device], kernels
-    )
-    key = {
+    return {
         "chip": machine.chip,
         "os": machine.os,
         "mlx": version("mlx"),
         "blas": machine.blas,
         "threads": calibration.threads(),
         "target": target.name,
-        "draft": draft.name,
+        "draft": draft.name if draft else "",
         "bytes": str(pair.nbytes),
         "dtype": str(target.model.dtype),
-        "draft_bits": str(draft.bits),
+        "draft_bits": str(draft.bits if draft else None),
         "kv_bits": str(target.model.kv_bits),
-        "draft_window": str(draft.config.draft_window),
+        "draft_window": str(draft.config.draft_window if draft else None),
         "kernels": str(kernels),
         "block_size": str(block_size),
     }
+
+
+def _measured(
+    pair: LoadedPair,
+    machine: Machine,
+    kernels: Choices,
+    block_size: int | None,
+    shortlist: Shortlist | None,
+    key: Mapping[str, str],
+    tell: Callable[[str], None],
+) -> calibration.Known:
+    """What drafting costs with this pair on this machine."""
+    target, draft = pair.target, pair.draft
+    if draft is None or block_size is None:
+        return calibration.Known(None, ())
+    # What is measured on means nothing, and holds words that no text would.
+    bearing = shortlist.bearing(1.0) if shortlist else None
+    bench = calibration.Bench(
+        target.model,
+        partial(Drafter, draft, target.model, shortlist=bearing),
+        PREFILL_CHUNK[machine.device],
+        kernels,
+    )
+    key = {**key, "draft_vocab": str(len(shortlist) if shortlist else None)}
     return calibration.costs(bench, key, block_size=block_size, tell=tell)

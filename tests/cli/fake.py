@@ -22,6 +22,7 @@ class FakeGenerator:
     mode: str = "auto"
     block_size: int | None = None
     draft_bits: int | None = None
+    draft_vocab: int | str | None = None
     dtype: str | None = None
     kv_bits: int | None = None
     draft_window: int | None = None

@@ -12,6 +12,7 @@ ALL_OPTIONS = {
     "mode": "on",
     "block_size": 4,
     "draft_bits": 8,
+    "draft_vocab": 4096,
     "dtype": "float32",
     "kv_bits": 4,
     "draft_window": 64,
@@ -127,7 +128,7 @@ def test_options_that_change_nothing_at_temperature_0_are_named(console):
 RECORD_KEYS = set(
     "text thinking token_ids finish_reason prompt_tokens reused_tokens new_tokens rounds verified accepted "
     "tokens_per_round acceptance_rate accept_lengths verify_lengths plain_rounds block_size "
-    "draft_bits kv_bits draft_window seed seconds "
+    "draft_bits draft_vocab kv_bits draft_window seed seconds "
     "tokens_per_second plain_tokens_per_second_estimate peak_memory_gb "
     "load_peak_memory_gb weights_gb target draft dtype device blas kernels notes".split()
 )

@@ -10,20 +10,10 @@ from dflash_mlx.kernels.table import Table
 from tests.drafter.toys import MASK, VOCAB, ToyEnds, toy_features, toy_network
 
 
-class Ends(ToyEnds):
-    """A target that also lends its head row by row."""
-
-    def head_table(self) -> Table:
-        return Table(self.rows)
-
-    def head_by(self, hidden: mx.array, product) -> mx.array:
-        return product(hidden)
-
-
 def drafter(ids: list[int], *, network=None, ends=None, bearable: float = 1.0) -> Drafter:
-    ends = ends or Ends()
+    ends = ends or ToyEnds()
     made = Drafter(
-        network or toy_network(), ends, shortlist=Shortlist(ends.head_table(), ids, bearable=bearable)
+        network or toy_network(), ends, shortlist=Shortlist(Table(ends.rows), ids, bearable=bearable)
     )
     made.inject(toy_features(5), 5)
     return made
@@ -47,7 +37,7 @@ def test_a_draft_over_a_shortlist_is_that_of_all_words_with_the_others_struck_ou
     short = drafter(ids, network=network)
     short.see(text)
     proposal = short.propose(1, 6)
-    whole = Drafter(network, Ends())
+    whole = Drafter(network, ToyEnds())
     whole.inject(toy_features(5), 5)
     tokens, chances = best_of(whole.logits(1, 6), list(dict.fromkeys([*ids, *text])))
     assert proposal.tokens.dtype == mx.int32

@@ -12,12 +12,23 @@ from typing import NamedTuple
 
 from dflash_mlx import runtime
 from dflash_mlx.calibration import stored
-from dflash_mlx.calibration.drafts import Drafts, Ways, drafts
+from dflash_mlx.calibration.drafts import Drafts, Ways, draft_costs
 from dflash_mlx.calibration.measure import Bench, Measured, measure
 from dflash_mlx.errors import UsageError
 from dflash_mlx.policy import CostCurve
 
-__all__ = ["Bench", "Drafts", "Known", "Measured", "Ways", "costs", "drafts", "measure", "threads", "wanted"]
+__all__ = [
+    "Bench",
+    "Drafts",
+    "Known",
+    "Measured",
+    "Ways",
+    "costs",
+    "draft_costs",
+    "measure",
+    "threads",
+    "wanted",
+]
 
 
 class Known(NamedTuple):

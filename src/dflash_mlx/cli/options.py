@@ -51,6 +51,14 @@ class PairOptions:
         int | None, _option(_MODELS, "Tokens in a drafted block, its anchor included. Unset: as trained.")
     ] = None
     draft_bits: Annotated[int | None, _option(_MODELS, "Quantise the drafter at load.", metavar="4|8")] = None
+    draft_vocab: Annotated[
+        str | None,
+        _option(
+            _MODELS,
+            "Words to propose besides those of the text. Unset: auto, as many as pay.",
+            metavar="auto|full|N",
+        ),
+    ] = None
     dtype: Annotated[
         str | None,
         _option(
@@ -62,7 +70,8 @@ class PairOptions:
 
     def model(self) -> dict[str, Any]:
         """The given arguments of `DFlashGenerator`."""
-        return self._given(*(option.name for option in fields(PairOptions)))
+        given = self._given(*(option.name for option in fields(PairOptions)))
+        return {name: _number(value) if name in _NUMBERS_OR_WORDS else value for name, value in given.items()}
 
     def given(self) -> dict[str, Any]:
         """Every option that was given, by name."""
@@ -265,7 +274,7 @@ def check(options: ChatOptions) -> None:
     """
     check_values(options)
     if options.mode == "off":
-        for name in ("draft_model", "block_size", "draft_bits"):
+        for name in ("draft_model", "block_size", "draft_bits", "draft_vocab", "draft_window"):
             if getattr(options, name) is not None:
                 raise UsageError(f"--mode off decodes without a drafter; leave out {flag(name)} or the mode.")
     if not isinstance(options, Options):
@@ -301,6 +310,14 @@ def check_values(options: PairOptions) -> None:
             raise UsageError("--stop is empty; expected a text that ends the answer.")
 
 
+_NUMBERS_OR_WORDS = ("draft_vocab",)
+
+
+def _number(text: str) -> int | str:
+    """Digits as a number."""
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
 def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
@@ -312,6 +329,11 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("mode", lambda v: v in ("auto", "on", "off"), "auto, on or off"),
     ("block_size", lambda v: v >= 2, "2 or more, the anchor and at least one drafted token"),
     ("draft_bits", lambda v: v in (4, 8), "4 or 8"),
+    (
+        "draft_vocab",
+        lambda v: v in ("auto", "full") or _number(v) not in (0, v),
+        "auto, full or a number of words",
+    ),
     ("dtype", lambda v: v in ("float32", "bfloat16", "float16"), "float32, bfloat16 or float16"),
     ("kept_gb", lambda v: 0 <= v < math.inf, "0 or more gigabytes"),
     ("max_new_tokens", lambda v: v >= 1, "1 or more"),

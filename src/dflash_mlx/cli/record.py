@@ -32,6 +32,7 @@ def result_record(result: Result) -> Record:
         "plain_rounds": stats.plain_rounds,
         "block_size": stats.block_size,
         "draft_bits": stats.draft_bits,
+        "draft_vocab": stats.draft_vocab,
         "kv_bits": stats.kv_bits,
         "draft_window": stats.draft_window,
         "seed": stats.seed,

@@ -3,6 +3,7 @@
 from dflash_mlx.drafter.checkpoint import check_bits, expand, load_draft, read_config
 from dflash_mlx.drafter.config import DraftConfig
 from dflash_mlx.drafter.drafter import Drafter
+from dflash_mlx.drafter.frequent import FrequentWords, counted, read_frequent, write_frequent
 from dflash_mlx.drafter.network import DraftNetwork
 from dflash_mlx.drafter.probe import Probe, probe
 from dflash_mlx.drafter.save import save_draft
@@ -13,13 +14,17 @@ __all__ = [
     "DraftConfig",
     "DraftNetwork",
     "Drafter",
+    "FrequentWords",
     "Probe",
     "Shortlist",
     "check_bits",
+    "check_draft_window",
+    "counted",
     "expand",
     "load_draft",
-    "check_draft_window",
     "probe",
     "read_config",
+    "read_frequent",
     "save_draft",
+    "write_frequent",
 ]

@@ -15,6 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from dflash_mlx.drafter.config import DraftConfig, Quantization
+from dflash_mlx.drafter.frequent import read_frequent
 from dflash_mlx.drafter.network import DraftNetwork
 from dflash_mlx.drafter.tensors import in_v1_names, own_ends
 from dflash_mlx.errors import CheckpointError, UnsupportedError, UsageError
@@ -77,6 +78,7 @@ def load_draft(
     if bits and not stored:
         _quantize(network, bits, name)
     network.bits = stored.bits if stored else bits
+    network.frequent = read_frequent(folder, name=name)
     network.eval()
     _evaluate(network, name)
     return network

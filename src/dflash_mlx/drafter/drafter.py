@@ -5,7 +5,7 @@ the target's, through the small protocol below, or the network's own; it knows n
 acceptance.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -17,7 +17,6 @@ from dflash_mlx.drafter.context import ContextSnapshot
 from dflash_mlx.drafter.network import DraftNetwork
 from dflash_mlx.drafter.shortlist import Shortlist, Words
 from dflash_mlx.errors import PairError
-from dflash_mlx.kernels.table import Table
 
 _MAX_WAITING = 512  # rows of features kept before their keys and values are computed unasked
 
@@ -38,12 +37,6 @@ class SharedEnds(Protocol):
 
     def head(self, hidden: mx.array) -> mx.array:
         """Normed rows [S, D] to logits [S, V], the target's own scale and soft-cap included."""
-
-    def head_table(self) -> Table | None:
-        """The matrix that `head` multiplies with; None where logits cannot be had word by word."""
-
-    def head_by(self, hidden: mx.array, product: Callable[[mx.array], mx.array]) -> mx.array:
-        """`head` of the words whose logits `product` makes of normed rows."""
 
 
 class Waiting(NamedTuple):
@@ -170,9 +163,10 @@ class Drafter:
         network = self.network
         if network.lm_head is None:
             hidden = hidden.astype(self._target_dtype)
-            logits = self.target.head_by(hidden, words.product) if words else self.target.head(hidden)
-        elif words:
-            logits = words.product(hidden)
+        if words is not None:
+            logits = words.logits(hidden)
+        elif network.lm_head is None:
+            logits = self.target.head(hidden)
         else:
             logits = network.lm_head(hidden)
             if network.d2t is None:

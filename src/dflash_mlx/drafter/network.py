@@ -12,6 +12,7 @@ from dflash_mlx.core import Proposal
 from dflash_mlx.drafter.config import DraftConfig
 from dflash_mlx.drafter.context import Context, LayerContext
 from dflash_mlx.drafter.convolution import GroupedConvolution, around
+from dflash_mlx.drafter.frequent import FrequentWords
 from dflash_mlx.drafter.parts import Parts
 from dflash_mlx.drafter.rope import Rope
 from dflash_mlx.drafter.walks import CandidateSelector, ConfidenceHead, MarkovHead, most_probable, translated
@@ -149,6 +150,7 @@ class DraftNetwork(nn.Module):
         self.name = name
         self.bits: int | None = None  # of the weights as they are held; None: not quantised
         self.choices = NO_KERNELS  # set once, before the first generation
+        self.frequent: FrequentWords | None = None  # what lay beside its file
         rope = Rope(config.rope, config.head_dim)
         self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)

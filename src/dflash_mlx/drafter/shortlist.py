@@ -6,7 +6,8 @@ arXiv 2502.14856). The target verifies, so nothing but the acceptance depends on
 draft that all words would give if every other logit were minus infinity: so are its confidences. Knows no tokenizer.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 
 import mlx.core as mx
 
@@ -18,29 +19,56 @@ _FORGET = 0.98  # share of the evidence that is left after a token: the last fif
 _PRIOR = 16.0  # tokens, all listed, that a text begins with
 
 
+Product = Callable[[mx.array], mx.array]
+Head = Callable[[mx.array, Product], mx.array]
+"""Normed rows and what multiplies them in; logits out, whatever else the head does included."""
+
+
 class Shortlist:
     """The words that a pair always proposes from; shared by its drafters.
 
     Args:
         head: the whole table.
         ids: words, the most frequent first, none twice.
-        bearable: share of words outside the list above which the whole head pays.
+        through: the head that the table is of, run with another product; None: the product alone are the logits.
+        bearable: share of words outside the list above which the whole head pays; 1: it never does.
     """
 
-    def __init__(self, head: Table, ids: Sequence[int], *, bearable: float = 1.0) -> None:
+    def __init__(
+        self, head: Table, ids: Sequence[int], *, through: Head | None = None, bearable: float = 1.0
+    ) -> None:
         assert ids and max(ids) < head.rows, (len(ids), head.rows)
         self.head = head
+        self.through = through
+        self.words = tuple(ids)
         self.bearable = bearable
-        self.ids = mx.array(list(ids), mx.int32)
+        self.ids = mx.array(self.words, mx.int32)
         self.rows = head.take(self.ids)
         listed = bytearray(head.rows)
-        for word in ids:
+        for word in self.words:
             listed[word] = 1
         self.listed = bytes(listed)  # by word
         mx.eval(self.ids, *self.rows.arrays.values())
 
+    def first(self, count: int) -> "Shortlist":
+        """A shorter one, without a copy of its rows."""
+        short = copy(self)
+        short.words, short.ids, short.rows = self.words[:count], self.ids[:count], self.rows.first(count)
+        listed = bytearray(self.listed)
+        for word in self.words[count:]:
+            listed[word] = 0
+        short.listed = bytes(listed)
+        mx.eval(short.ids, *short.rows.arrays.values())
+        return short
+
+    def bearing(self, missed: float) -> "Shortlist":
+        """The same with another share of words that may be missed."""
+        other = copy(self)
+        other.bearable = missed
+        return other
+
     def __len__(self) -> int:
-        return len(self.ids)
+        return int(self.ids.shape[0])
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +95,7 @@ class Words:
 
     @property
     def ids(self) -> mx.array:
-        """The words [N] whose logits `product` gives."""
+        """The words [N] whose logits `logits` gives, in its order."""
         self._add()
         if self._added.ids is None:
             return self._shortlist.ids
@@ -88,9 +116,13 @@ class Words:
         bearable = self._shortlist.bearable * (1.0 if self._covers else 0.7)
         self._covers = self._missed <= bearable * self._weight
 
-    def product(self, hidden: mx.array) -> mx.array:
+    def logits(self, hidden: mx.array) -> mx.array:
         """Normed rows [S, D] to logits [S, N]; the rows of new words are copied here."""
         self._add()
+        through = self._shortlist.through
+        return through(hidden, self._product) if through else self._product(hidden)
+
+    def _product(self, hidden: mx.array) -> mx.array:
         common = self._shortlist.rows.product(hidden)
         if self._added.rows is None:
             return common
@@ -124,7 +156,7 @@ class _Added:
             self._room[name][self._filled : end] = rows
         self._filled = end
         self.ids = mx.array(self._words, mx.int32)
-        self.rows = self._head._replace(**self._room).first(end)
+        self.rows = self._head.holding(self._room).first(end)
 
     def _grow(self, rows: int) -> None:
         for name, like in self._head.arrays.items():

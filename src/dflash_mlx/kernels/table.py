@@ -3,6 +3,7 @@
 In: a linear layer or an embedding. Out: some of its rows, packed as they were, and their products. Knows no words.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -57,11 +58,18 @@ class Table(NamedTuple):
 
     def take(self, ids: mx.array) -> "Table":
         """The rows of these ids, in this order; packed rows stay packed."""
-        return self._replace(**{name: array[ids] for name, array in self.arrays.items()})
+        return self.holding({name: array[ids] for name, array in self.arrays.items()})
 
     def first(self, count: int) -> "Table":
         """The first rows, without a copy."""
-        return self._replace(**{name: array[:count] for name, array in self.arrays.items()})
+        return self.holding({name: array[:count] for name, array in self.arrays.items()})
+
+    def holding(self, arrays: Mapping[str, mx.array]) -> "Table":
+        """Other arrays, packed alike, by the names of `arrays`."""
+        weight, scales = arrays["weight"], arrays.get("scales")
+        return self._replace(
+            weight=weight, scales=scales, biases=arrays.get("biases"), bias=arrays.get("bias")
+        )
 
     def product(self, x: mx.array) -> mx.array:
         """Rows [..., D] to logits [..., V], as the layer makes them."""

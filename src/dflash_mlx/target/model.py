@@ -124,7 +124,7 @@ class MLXTarget:
         return found[1] if found else None
 
     def head_by(self, hidden: mx.array, product: words.Product) -> mx.array:
-        """`head` of the words whose logits `product` makes of normed rows [S, D], scaled and capped as the model does."""
+        """`head` of the words whose logits `product` makes of normed rows [S, D], scaled and capped like all."""
         found = self._last_layer()
         assert found is not None, "ask head_table first"
         with self._lock, words.multiplying(found[0], product):
