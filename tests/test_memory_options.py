@@ -23,7 +23,7 @@ ALL = {"kv_bits": 4, "draft_window": 16, "draft_bits": 8}
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("pair")
     # Widths that can be packed; the drafter's own are not.
-    return write_wide_target(root / "target"), write_draft(root / "draft")
+    return write_wide_target(root / "target", eos_token_id=None), write_draft(root / "draft")
 
 
 @pytest.fixture(scope="module")

@@ -47,10 +47,10 @@ def write_target(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def write_wide_target(folder: Path) -> Path:
+def write_wide_target(folder: Path, **changes: Any) -> Path:
     """A target like it whose heads are 32 wide, as wide as those that can be quantised."""
     shutil.copytree(_made("wide").name, folder, dirs_exist_ok=True)
-    write_config(folder, {**TARGET, "head_dim": 32})
+    write_config(folder, {**TARGET, "head_dim": 32, **changes})
     return folder
 
 

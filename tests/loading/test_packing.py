@@ -69,6 +69,18 @@ def test_a_window_below_the_block_is_refused_before_any_weights(folders, cpu, no
         load_pair(*folders, machine=cpu, draft_window=7)
 
 
+def test_a_window_that_changes_nothing_is_told_as_such(tmp_path, folders, cpu):
+    slides = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 32}
+    sliding = write_draft(tmp_path / "sliding", **slides)
+    [note] = load_pair(folders[0], sliding, machine=cpu, draft_window=64).notes
+    assert (
+        note
+        == "draft_window 64 changes nothing: no layer of sliding sees more than 31 tokens of the context."
+    )
+    assert load_pair(folders[0], sliding, machine=cpu, draft_window=16).notes == ()
+    assert load_pair(*folders, machine=cpu, draft_window=10_000).notes == ()
+
+
 def test_heads_that_cannot_be_quantised_are_refused_before_any_weights(tmp_path, cpu, no_weights):
     narrow = write_target(tmp_path / "narrow")
     with pytest.raises(UnsupportedError, match=r"heads .* multiple of 32; those of narrow are \[16\] wide"):
