@@ -67,6 +67,12 @@ class PairOptions:
             metavar="float32|bfloat16|float16",
         ),
     ] = None
+    kv_bits: Annotated[
+        int | None, _option(_MODELS, "Quantise the target's keys and values.", metavar="4|8")
+    ] = None
+    draft_window: Annotated[
+        int | None, _option(_MODELS, "Tokens of the context that the drafter keeps. Unset: all.")
+    ] = None
 
     def model(self) -> dict[str, Any]:
         """The given arguments of `DFlashGenerator`."""
@@ -335,6 +341,8 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "auto, full or a number of words",
     ),
     ("dtype", lambda v: v in ("float32", "bfloat16", "float16"), "float32, bfloat16 or float16"),
+    ("kv_bits", lambda v: v in (4, 8), "4 or 8"),
+    ("draft_window", lambda v: v >= 2, "2 tokens or more"),
     ("kept_gb", lambda v: 0 <= v < math.inf, "0 or more gigabytes"),
     ("max_new_tokens", lambda v: v >= 1, "1 or more"),
     ("temperature", lambda v: 0 <= v < math.inf, "0 or more"),
