@@ -146,7 +146,7 @@ def _chosen(
     found = calibration.draft_costs(
         target, [*map(str, sizes), "full"], ways, key, block_size=block_size, tell=tell
     )
-    missed = {size: _missed(order[:size], network, target.vocab_size) for size in sizes}
+    missed = {size: _missed(size, network, target.vocab_size) for size in sizes}
     size = best_length(found, missed, block_size=block_size)
     if size is None:
         return Listed(None, ())
@@ -191,13 +191,13 @@ def bearable(found: Drafts, size: int, *, block_size: int) -> float:
     )
 
 
-def _missed(words: list[int], network: DraftNetwork, vocab_size: int) -> float:
-    """The share of an answer's words that neither a list nor the text before holds."""
+def _missed(words: int, network: DraftNetwork, vocab_size: int) -> float:
+    """The share of an answer's tokens that neither a list of so many words nor the text before holds."""
     if network.frequent is not None:
-        return _FROM_TEXT * network.frequent.missed(words)
+        return _FROM_TEXT * network.frequent.missing(words)
     # By the order of ids alone; answers of SmolLM2 (49,152 words) miss 0.24, 0.15, 0.08 and 0.03 with a sixteenth,
     # an eighth, a quarter and half of the ids. A larger vocabulary has more words in the same share of its ids.
-    known = len(words) * (49152 / max(vocab_size, 49152)) ** 0.5
+    known = words * (49152 / max(vocab_size, 49152)) ** 0.5
     return min(1.0, _FROM_TEXT * 0.147 * (6144 / known) ** 0.87)
 
 

@@ -3,7 +3,7 @@
 from dflash_mlx.drafter.checkpoint import check_bits, expand, load_draft, read_config
 from dflash_mlx.drafter.config import DraftConfig
 from dflash_mlx.drafter.drafter import Drafter
-from dflash_mlx.drafter.frequent import FrequentWords, counted, read_frequent, write_frequent
+from dflash_mlx.drafter.frequent import FrequentWords, count_words, read_frequent, write_frequent
 from dflash_mlx.drafter.network import DraftNetwork
 from dflash_mlx.drafter.probe import Probe, probe
 from dflash_mlx.drafter.save import save_draft
@@ -19,7 +19,7 @@ __all__ = [
     "Shortlist",
     "check_bits",
     "check_draft_window",
-    "counted",
+    "count_words",
     "expand",
     "load_draft",
     "probe",

@@ -16,6 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from dflash_mlx.drafter import DraftConfig, DraftNetwork, Probe, expand, load_draft, probe, save_draft
+from dflash_mlx.drafter.frequent import FILE
 from dflash_mlx.errors import DFlashError, UsageError, WriteError
 from dflash_mlx.loading import files
 from dflash_mlx.loading.agreement import Agreement, compared
@@ -27,8 +28,8 @@ from dflash_mlx.loading.registry import GB
 BITS = (4, 8, 16)
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
 _STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-# What a tokenizer needs: a drafter that brings one is still refused for a target with another.
-_TOKENIZER = ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+# What a tokenizer needs: a drafter that brings one is still refused for a target with another. And frequent words.
+_CARRIED = ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,7 @@ def _write(network: DraftNetwork, source: Path, partial: Path, out: Path) -> Non
         )
     with _explained(out):
         save_draft(network, partial)
-        for pattern in _TOKENIZER:
+        for pattern in _CARRIED:
             for file in source.glob(pattern):
                 shutil.copyfile(file, partial / file.name)
 
