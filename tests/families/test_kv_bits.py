@@ -2,12 +2,13 @@
 
 import mlx.core as mx
 import pytest
+from mlx_lm.generate import generate_step, maybe_quantize_kv_cache
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 from dflash_mlx.errors import UnsupportedError, UsageError
 from dflash_mlx.target import MLXTarget
 from dflash_mlx.target import caches as target_caches
-from tests.families.support import PROMPT, SAMPLED, drafted, first_fast, plain, read
+from tests.families.support import GREEDY, PROMPT, SAMPLED, drafted, first_fast, plain, read
 from tests.kit.families import FAMILIES, WINDOW, family
 
 WIDE = {"head_dim": 32}
@@ -89,3 +90,37 @@ def test_quantised_keys_take_less_memory() -> None:
     assert sizes[1] < 0.3 * sizes[0] and sizes[2] < 0.6 * sizes[1], (
         "of fp32, with scales and offsets of 64 numbers"
     )
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("name", first_fast("qwen3", "qwen3_5", "llama", "nemotron_h", "lfm2"))
+def test_text_is_that_of_mlx_lm_s_own_kv_bits(name: str, bits: int) -> None:
+    """mlx-lm quantises after the first pass that reaches `quantized_kv_start`, its `kv_group_size` is 64 unless set.
+
+    Begun before the first pass, as ours, with the group that the heads allow, it is one text.
+    """
+    target = family(name, kv_bits=bits, **wide(name))
+    held = [KVCache() if type(c) is QuantizedKVCache else c for c in target.make_cache()]
+    maybe_quantize_kv_cache(held, 0, 32, bits)
+    steps = generate_step(
+        mx.array(PROMPT),
+        target.model,
+        max_tokens=40,
+        prompt_cache=held,
+        prefill_step_size=5,
+        kv_bits=bits,
+        kv_group_size=32,
+        quantized_kv_start=0,
+    )
+    truth = [token for token, _ in steps]
+    assert {type(c) for c in held} >= {QuantizedKVCache} and all(type(c) is not KVCache for c in held)
+    assert plain(target, GREEDY, 40) == truth
+    assert drafted(target, truth, [2, 7, 7, 0], GREEDY) == truth
+
+
+def test_the_group_is_the_largest_that_the_heads_allow() -> None:
+    groups = {}
+    for width in (32, 64, 96, 128):
+        [first, *_] = family("qwen3", kv_bits=8, head_dim=width).make_cache()
+        groups[width] = first.group_size
+    assert groups == {32: 32, 64: 64, 96: 32, 128: 64}
