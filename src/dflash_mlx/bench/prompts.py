@@ -53,6 +53,9 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
 }
 """Built-in questions by class; "language" is another one than English."""
 
+MOST = max(map(len, CLASSES.values()))
+"""Questions in a class."""
+
 
 def questions(kinds: Sequence[str], each: int) -> list[Question]:
     """The first questions of these classes, `each` of every class at most."""

@@ -8,6 +8,7 @@ from dflash_mlx.core import Difference, Result
 from dflash_mlx.decoding import Policy
 from dflash_mlx.engine import Engine
 from dflash_mlx.errors import UsageError
+from dflash_mlx.loading import render_history
 from dflash_mlx.prompting import requested
 from dflash_mlx.request import Options, Request
 from dflash_mlx.yardstick import first_difference, plain_answer
@@ -26,9 +27,11 @@ class Pair:
             raise UsageError("There is nothing to measure: no drafter is loaded.")
         self.engine = engine
 
-    def count(self, prompt: str, **options: Any) -> int:
-        """Tokens of a prompt, the template's included."""
-        return len(self._request(prompt, options).prompt)
+    def count(self, prompt: str, *, think: bool | None = None) -> int:
+        """Tokens of a prompt, the template's included; it may be longer than the target takes."""
+        pair = self.engine.pair
+        think = pair.thinking if think is None else think
+        return len(render_history(pair.target.tokenizer, [{"role": "user", "content": prompt}], think=think))
 
     def yardstick(self, prompt: str, **options: Any) -> Result:
         """Answer by mlx-lm's own plain loop."""

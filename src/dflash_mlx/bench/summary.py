@@ -170,9 +170,13 @@ def best_fixed(trials: Sequence[Trial], own: str) -> BestFixed | None:
     return BestFixed(tuple(chosen), found) if found else None
 
 
+def in_order(names: Iterable[str], own: str) -> list[str]:
+    """Arms as they are told: plain, the generator's own policy, fixed blocks by their length."""
+    return sorted(names, key=lambda name: (name != PLAIN, name != own, _rows_of(name)))
+
+
 def _row(kind: str, trials: Sequence[Trial], own: str) -> Row:
-    names = sorted(trials[0].results, key=lambda name: (name != PLAIN, name != own, _rows_of(name)))
-    arms = tuple(_figures(name, trials) for name in names)
+    arms = tuple(_figures(name, trials) for name in in_order(trials[0].results, own))
     prompt = int(median(t.results[PLAIN].stats.prompt_tokens for t in trials))
     return Row(
         kind, trials[0].task.context, prompt, arms, best_fixed(trials, own), _verdict(arms[1], arms[2:])

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from dflash_mlx.cli.bench_options import BenchOptions
 from dflash_mlx.cli.options import (
     ChatOptions,
     Options,
@@ -73,6 +75,21 @@ def chat(ctx: typer.Context, options: ChatOptions) -> None:
     stats = outer.stats if options.stats is None else options.stats
     debug = options.debug or outer.debug
     _report(stats, debug, lambda view: _chat(view, inherit(outer, options), ctx.obj or _load))
+
+
+@app.command()
+@takes(BenchOptions)
+def bench(ctx: typer.Context, options: BenchOptions) -> None:
+    """Race the pair against mlx-lm's plain decoding on this machine; tables, a JSON object and pictures."""
+    outer: Options = ctx.meta.get(_OUTER, Options())
+
+    def body(view: View) -> int:
+        _refuse_outer(outer, "bench")
+        from dflash_mlx.cli.bench import bench as measure
+
+        return measure(view, replace(options, json=options.json or outer.json), ctx.obj or _load)
+
+    _report(None, options.debug or outer.debug, body)
 
 
 @app.command()

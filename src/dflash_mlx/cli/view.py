@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,6 +21,8 @@ from dflash_mlx.cli import figures
 from dflash_mlx.cli.markdown import MarkdownStream
 
 if TYPE_CHECKING:  # it loads MLX
+    from rich.console import RenderableType
+
     from dflash_mlx.cli.record import Record
     from dflash_mlx.core import ChunkKind, Comparison, Stats
 
@@ -108,6 +111,15 @@ class View:
         for title, content in record.items():
             if content:
                 self._answers.write(f"{title}\n" + "".join(f"  {line}\n" for line in _lines(content)))
+        self._answers.flush()
+
+    def tables(self, parts: Iterable[RenderableType]) -> None:
+        """Print tables on stdout; where that is no terminal, as wide as they are."""
+        width = None if self._answers_on_terminal else 180
+        colourless = bool(os.environ.get("NO_COLOR"))
+        console = Console(file=self._answers, width=width, no_color=colourless, highlight=False)
+        for part in parts:
+            console.print(part)
         self._answers.flush()
 
     def note(self, text: str) -> None:
