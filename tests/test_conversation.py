@@ -9,7 +9,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from dflash_mlx import DFlashGenerator, engine
 from dflash_mlx.conversation import Conversations, common_prefix
@@ -19,11 +18,11 @@ from dflash_mlx.prompting import requested
 from dflash_mlx.request import Options
 from dflash_mlx.target import kept
 from tests.kit.planned import PlannedDrafter
+from tests.kit.talk import ENDINGS, TURNS, Talk, talk_through
 from tests.loading.checkpoints import VOCAB, write_draft, write_target
 
 GREEDY: dict[str, Any] = {}
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
-ENDINGS = ["length", "stop id", "stop string", "left", "error"]
 
 
 @pytest.fixture(scope="module")
@@ -51,83 +50,6 @@ def runner(loaded: DFlashGenerator) -> DFlashGenerator:
     return loaded
 
 
-class Talk:
-    """Turns of one conversation on planned drafters, each held against a cold run over the same ids."""
-
-    def __init__(self, runner: DFlashGenerator, cold: DFlashGenerator, options: dict[str, Any]):
-        self.runner, self.cold, self.options = runner, cold, options
-
-    def turn(self, ids: list[int], plan: list[int], ending: str, length: int) -> list[int]:
-        """Answer `ids` up to this ending; gives the tokens of the answer that were seen."""
-        truth = self.cold.generate(ids, max_new_tokens=length + 30, **self.options)
-        expected = list(truth.token_ids)
-        held = self.runner._kept._states[-1:]
-        shared = max((min(common_prefix(s.ids, ids), len(ids) - 1) for s in held), default=0)
-        before, drafter = self.runner._engine, engine.Drafter
-        draft = PlannedDrafter([*ids, *expected], plan, vocab_size=VOCAB)
-        engine.Drafter = lambda *_: draft  # type: ignore[assignment, misc]
-        options = {**self.options, "max_new_tokens": length}
-        if ending == "stop id":
-            stop = replace(before.pair.target, eos_ids=(expected[length - 1],))
-            self.runner._engine = replace(before, pair=replace(before.pair, target=stop))
-        if ending == "stop string":
-            options["stop"] = truth.text[length : length + 2] or "never"
-        if ending == "error":
-            options["logits_processors"] = [_fails_after(length)]
-        try:
-            seen = self._read(ids, options, stop_after=3 if ending == "left" else None)
-        finally:
-            engine.Drafter = drafter  # type: ignore[misc]
-            self.runner._engine = before
-        assert seen == expected[: len(seen)]
-        assert ending == "error" or self.reused == shared
-        [state] = self.runner._kept._states[-1:]
-        whole = [*ids, *expected]
-        assert list(state.ids) == whole[: len(state.ids)] and len(state.ids) >= len(ids) - 1
-        if ending != "error":
-            assert len(state.ids) == len(ids) + len(seen) - 1
-        return seen
-
-    def _read(self, ids: list[int], options: dict[str, Any], *, stop_after: int | None) -> list[int]:
-        stream, seen, self.reused = self.runner.stream(ids, **options), [], -1
-        try:
-            for number, chunk in enumerate(stream, 1):
-                seen += chunk.tokens
-                self.reused = chunk.stats.reused_tokens
-                if number == stop_after:
-                    break
-        except RuntimeError as error:
-            assert str(error) == "planned"
-        finally:
-            stream.close()  # type: ignore[attr-defined]
-        return seen
-
-
-def _fails_after(calls: int) -> Any:
-    left = [calls]
-
-    def processor(tokens: mx.array, logits: mx.array) -> mx.array:
-        left[0] -= 1
-        if left[0] < 0:
-            raise RuntimeError("planned")
-        return logits
-
-    return processor
-
-
-TURNS = st.lists(
-    st.tuples(
-        st.lists(st.integers(0, 7), min_size=1, max_size=4),  # accepted tokens, round by round
-        st.sampled_from(ENDINGS),
-        st.integers(1, 14),  # where it ends
-        st.integers(0, 9),  # tokens of the history that the next prompt does not repeat
-        st.lists(st.integers(0, 99), min_size=1, max_size=12),  # what the user says next
-    ),
-    min_size=2,
-    max_size=4,
-)
-
-
 def _settings(examples: int) -> settings:
     return settings(
         max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -141,7 +63,7 @@ def test_every_turn_is_that_of_a_cold_run_and_reads_only_what_is_new(
     runner: DFlashGenerator, cold: DFlashGenerator, options: dict[str, Any], turns: Any
 ) -> None:
     """Whatever was accepted, and however the turn before ended."""
-    _talk_through(runner, cold, options, turns)
+    talk_through(runner, cold, options, turns)
 
 
 @pytest.mark.slow
@@ -151,18 +73,7 @@ def test_every_turn_is_that_of_a_cold_run_and_reads_only_what_is_new(
 def test_every_turn_is_that_of_a_cold_run_many_times(
     runner: DFlashGenerator, cold: DFlashGenerator, options: dict[str, Any], turns: Any
 ) -> None:
-    _talk_through(runner, cold, options, turns)
-
-
-def _talk_through(
-    runner: DFlashGenerator, cold: DFlashGenerator, options: dict[str, Any], turns: Any
-) -> None:
-    runner._kept.clear()
-    talk, ids = Talk(runner, cold, options), [5, 9, 11, 40, 41, 42, 43, 44, 45, 46, 47]
-    for plan, ending, length, dropped, said in turns:
-        seen = talk.turn(ids, plan, ending, length)
-        history = [*ids, *seen]
-        ids = [*history[: max(1, len(history) - dropped)], *said]
+    talk_through(runner, cold, options, turns)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -133,7 +133,7 @@ def mark(cache: Any, drafter: Drafter | None, length: int) -> Mark:
 def state_of(
     target: Target, cache: Any, drafter: Drafter | None, ids: Sequence[int], marks: Sequence[Mark]
 ) -> State | None:
-    """What a generation leaves behind, however it ended; None where cache and context part.
+    """What a generation leaves behind, however it ended; None where cache and context part and cannot meet.
 
     Args:
         target: evaluates the cache.
@@ -150,8 +150,14 @@ def state_of(
         return None
     if drafter is not None:
         drafter.settle()
-        if drafter.context_length != length and not drafter.rewind(length):
-            return None
+        if drafter.context_length != length:  # interrupted between the two
+            both = min(length, drafter.context_length)
+            parted = State(tuple(ids[:length]), cache, drafter.snapshot(), tuple(marks), 0)
+            place = place_in(parted, both, drafter)
+            if place is None:
+                return None
+            length = place.length
+            kept.rewind(cache, length, place.cache)
     marks = tuple(m for m in marks if m.length <= length)[-_MARKS:]
     nbytes = kept.nbytes(cache, [m.cache for m in marks])
     context = drafter.snapshot() if drafter else None

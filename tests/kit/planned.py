@@ -60,6 +60,8 @@ class PlannedDrafter:
         self.context_length = snapshot
 
     def rewind(self, length: int) -> bool:
+        if length > self.context_length:
+            return False
         self.context_length = length
         return True
 
