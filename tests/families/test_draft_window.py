@@ -43,13 +43,13 @@ class Overruled(Drafter):
 
     def propose(self, anchor: int, block_size: int) -> Proposal:
         place = self.context_length + 1
-        own = super().propose(anchor, block_size)
-        mx.eval(own.tokens, own.confidences)
-        self.drafts.append(own.confidences)
+        drafted = self.logits(anchor, block_size)
+        mx.eval(drafted)
+        self.drafts.append(drafted)
         right, self._round = self._plan[self._round % len(self._plan)], self._round + 1
         true = (self._truth[place : place + block_size - 1] + [0] * block_size)[: block_size - 1]
         wrong = [(token + 1) % VOCAB for token in true]
-        return own._replace(tokens=mx.array([*true[:right], *wrong[right:]]))
+        return Proposal(mx.array([*true[:right], *wrong[right:]]), mx.ones(block_size - 1))
 
 
 def network_for(target: MLXTarget, draft_window: int | None) -> DraftNetwork:
