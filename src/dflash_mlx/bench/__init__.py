@@ -4,7 +4,7 @@ from dflash_mlx.bench.arms import Arm, Subject, Task, Trial
 from dflash_mlx.bench.lineup import Lineup, Setting, lineup
 from dflash_mlx.bench.pictures import pictures
 from dflash_mlx.bench.race import race
-from dflash_mlx.bench.report import Outcome, load_per_core, prepare, record, write
+from dflash_mlx.bench.report import Outcome
 from dflash_mlx.bench.subject import Pair
 from dflash_mlx.bench.summary import Row, Spread
 
@@ -20,10 +20,6 @@ __all__ = [
     "Task",
     "Trial",
     "lineup",
-    "load_per_core",
     "pictures",
-    "prepare",
     "race",
-    "record",
-    "write",
 ]

@@ -32,6 +32,7 @@ class Line:
     name: str
     points: Sequence[tuple[float, float]]
     dashed: bool = False
+    colour: int | None = None  # lines that belong together share one; None: one of its own
 
 
 def bars(
@@ -83,6 +84,7 @@ def lines(
     x_label: str,
     y_label: str,
     x_names: Sequence[tuple[float, str]] | None = None,
+    top: float | None = None,
 ) -> str:
     """Lines with markers over a common axis that begins at 0.
 
@@ -92,13 +94,15 @@ def lines(
         x_label: what the place from left to right means.
         y_label: what the height means.
         x_names: places on the x axis and what to write there; None takes those of the points.
+        top: the height that the axis reaches; None takes that of the points.
     """
     xs = [x for line in series for x, _ in line.points]
     ys = [y for line in series for _, y in line.points]
     left, right = min(xs), max(xs)
     pad = 0.04 * (right - left) or 0.5
-    frame = _Frame(title, y_label, x_label, ticks(max(ys)), (left - pad, right + pad))
-    colours = [COLOURS[i % len(COLOURS)] for i in range(len(series))]
+    frame = _Frame(title, y_label, x_label, ticks(max(ys) if top is None else top), (left - pad, right + pad))
+    numbers = [i if line.colour is None else line.colour for i, line in enumerate(series)]
+    colours = [COLOURS[i % len(COLOURS)] for i in numbers]
     parts = [
         frame.axes(),
         frame.legend([(s.name, c, s.dashed) for s, c in zip(series, colours, strict=True)]),
@@ -191,8 +195,17 @@ def _bar(frame: _Frame, left: float, width: float, bar: Bar, colour: str, name: 
             f'<path d="M{middle:.1f} {frame.y(bar.low):.1f}V{frame.y(bar.high):.1f}" '
             f'stroke="{_INK}" stroke-width="1.5"/>'
         )
-    parts.append(_text(middle, top - 5, f"{bar.value:.2f}", size=10))
-    return "\n".join(parts)
+    # Written upwards: numbers of neighbours would run into each other.
+    inside = foot - y > 40
+    start, ink = (foot - 6, _ink_on(colour)) if inside else (top - 6, _INK)
+    label = _text(middle + 4, start, f"{bar.value:.2f}", size=11, anchor="start", turn=True, ink=ink)
+    return "\n".join([*parts, label])
+
+
+def _ink_on(colour: str) -> str:
+    """White, or dark on a bright colour (by the weights that the eye gives red, green and blue)."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return _INK if 0.299 * red + 0.587 * green + 0.114 * blue > 150 else "white"
 
 
 def _text(
@@ -204,11 +217,12 @@ def _text(
     anchor: str = "middle",
     weight: str = "normal",
     turn: bool = False,
+    ink: str = _INK,
 ) -> str:
     turned = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turn else ""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
-        f'fill="{_INK}"{turned}>{escape(text)}</text>'
+        f'fill="{ink}"{turned}>{escape(text)}</text>'
     )
 
 

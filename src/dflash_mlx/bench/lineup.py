@@ -13,8 +13,6 @@ from dflash_mlx.bench.filler import filled
 from dflash_mlx.bench.prompts import Question
 from dflash_mlx.errors import UsageError
 
-_ROWS = (2, 3, 4, 5, 6, 8, 12, 16)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -23,6 +21,7 @@ class Setting:
     questions: Sequence[Question]
     contexts: Sequence[int]  # tokens; 0: the question alone
     blocks: Sequence[int] | None  # rows of the fixed blocks; None: a choice that suits the pair
+    few_blocks: bool  # that choice is to be short
     long_questions: int  # so many questions are asked at each longer context
     repeats: int
     cooldown: float  # seconds before each answer
@@ -58,7 +57,9 @@ def lineup(
     Raises:
         UsageError: a block longer than the pair's.
     """
-    blocks = setting.blocks if setting.blocks is not None else default_blocks(block_size)
+    blocks = setting.blocks
+    if blocks is None:
+        blocks = default_blocks(block_size, few=setting.few_blocks)
     for rows in blocks:
         if not 2 <= rows <= block_size:
             raise UsageError(f"A block of {rows} is asked for; this pair has blocks of 2 to {block_size}.")
@@ -78,9 +79,10 @@ def lineup(
     return Lineup(tasks, notes)
 
 
-def default_blocks(block_size: int) -> list[int]:
-    """A few lengths and the whole block."""
-    return [rows for rows in _ROWS if rows < block_size and rows in (2, 4, 8)] + [block_size]
+def default_blocks(block_size: int, *, few: bool) -> list[int]:
+    """A few lengths and the whole block; half of it and the whole where there is little time."""
+    shorter = (block_size // 2,) if few else (2, 4, 8)
+    return [rows for rows in shorter if 2 <= rows < block_size] + [block_size]
 
 
 def one_of_each(questions: Sequence[Question]) -> list[Question]:

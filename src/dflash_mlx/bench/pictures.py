@@ -14,7 +14,7 @@ def pictures(rows: Sequence[Row], own: str, curve: CostCurve | None) -> dict[str
     found: dict[str, str] = {}
     if short:
         found["speedup.svg"] = _speedup(short, own)
-        if chart := _acceptance([row for row in short if row.kind != ALL or len(short) == 1], own):
+        if chart := _acceptance([row for row in short if row.kind != ALL]):
             found["acceptance.svg"] = chart
     if len({row.context for row in rows}) > 1:
         found["context.svg"] = _context(rows, own)
@@ -40,15 +40,13 @@ def _bar(figures: Figures) -> Bar | None:
     return Bar(speedup.median, speedup.low, speedup.high) if speedup else None
 
 
-def _acceptance(rows: Sequence[Row], own: str) -> str | None:
-    """From the longest blocks, of which every place was verified."""
+def _acceptance(rows: Sequence[Row]) -> str | None:
+    """Of the longest fixed block, whose every place was verified; of the own policy where none ran."""
+    arm = rows[0].arms[-1].arm
     series = []
-    arm = own
     for row in rows:
-        widest = max(row.arms[1:], key=lambda figures: (len(figures.positions), figures.arm != own))
-        arm = widest.arm
-        if widest.positions:
-            chances = all_the_way(widest.positions)
+        chances = all_the_way(row.figures(arm).positions)
+        if chances:
             series.append(Line(row.kind, [(i + 1, 100 * chance) for i, chance in enumerate(chances)]))
     if not series:
         return None
@@ -57,6 +55,7 @@ def _acceptance(rows: Sequence[Row], own: str) -> str | None:
         series,
         x_label="place in the block",
         y_label="% of the blocks",
+        top=100,
     )
 
 
@@ -66,9 +65,11 @@ def _context(rows: Sequence[Row], own: str) -> str:
     if not any(row.context == 0 for row in points):
         points = [*(row for row in rows if row.context == 0), *points]
     series = [
-        Line(f"{name}, {what}", [(i, value(row.figures(name))) for i, row in enumerate(points)], dashed)
+        Line(
+            f"{name}, {what}", [(i, value(row.figures(name))) for i, row in enumerate(points)], dashed, colour
+        )
         for what, value, dashed in (("decoding", _decoding, False), ("end to end", _end_to_end, True))
-        for name in (PLAIN, own)
+        for colour, name in enumerate((PLAIN, own))
     ]
     return lines(
         "Speed against the length of the prompt",
@@ -89,12 +90,12 @@ def _end_to_end(figures: Figures) -> float:
 
 def _costs(curve: CostCurve) -> str:
     series = []
-    for depth in curve.measured:
+    for colour, depth in enumerate(curve.measured):
         after = f"after {depth.tokens:,} tokens"
         costs, rows = curve.at(depth.tokens), sorted(depth.verify)
         series += [
-            Line(f"a round, {after}", [(n, 1e3 * costs.round(n - 1)) for n in rows]),
-            Line(f"plain step, {after}", [(rows[0], 1e3 * costs.plain), (rows[-1], 1e3 * costs.plain)], True),
+            Line(f"a round, {after}", [(n, 1e3 * costs.round(n - 1)) for n in rows], False, colour),
+            Line(f"plain step, {after}", [(n, 1e3 * costs.plain) for n in (rows[0], rows[-1])], True, colour),
         ]
     return lines(
         "What a round costs by the rows that it verifies",

@@ -76,16 +76,20 @@ def prepare(folder: Path) -> None:
         raise UsageError(f"--out {folder} cannot be written: {error.strerror or error}.") from None
 
 
-def write(folder: Path, found: Mapping[str, Any], pictures: Mapping[str, str]) -> list[Path]:
-    """Write the object and the pictures; gives the files.
+def write(folder: Path, name: str, text: str) -> Path:
+    """Write one file of a result; gives its path.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: it cannot be written.
     """
-    texts = {RESULT: json.dumps(found, indent=1, ensure_ascii=False) + "\n", **pictures}
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return [folder / name for name in texts]
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def as_text(found: Mapping[str, Any]) -> str:
+    """The object as the text of its file."""
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
 def load_per_core() -> float | None:

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from dflash_mlx.cli.bench_options import BenchOptions
+from dflash_mlx.cli.doctor_options import DoctorOptions, check_doctor
 from dflash_mlx.cli.options import (
     ChatOptions,
     Options,
@@ -93,14 +94,24 @@ def bench(ctx: typer.Context, options: BenchOptions) -> None:
 
 
 @app.command()
-def doctor(
-    ctx: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", show_default=False)] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", show_default=False)] = False,
-) -> None:
-    """Say what runs on this machine, and what could be mended."""
+@takes(DoctorOptions)
+def doctor(ctx: typer.Context, options: DoctorOptions) -> None:
+    """Say what runs on this machine, what could be mended, and what the acceptance of a pair depends on."""
     outer: Options = ctx.meta.get(_OUTER, Options())
-    _report(None, debug or outer.debug, lambda view: _examine(view, outer, json or outer.json))
+    as_json = options.json or outer.json
+
+    def body(view: View) -> int:
+        _refuse_outer(outer, "doctor")
+        check_doctor(options)
+        if options.diagnose:
+            from dflash_mlx.cli.diagnose import diagnose_pair, for_reading
+
+            found = diagnose_pair(view, options, ctx.obj or _load)
+            _show(view, found if as_json else for_reading(found), as_json)
+            return 0
+        return _examine(view, as_json)
+
+    _report(None, options.debug or outer.debug, body)
 
 
 @app.command()
@@ -271,8 +282,7 @@ def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
     return 1 if conversation.failed and not person else 0
 
 
-def _examine(view: View, outer: Options, json: bool) -> int:
-    _refuse_outer(outer, "doctor")
+def _examine(view: View, json: bool) -> int:
     from dflash_mlx.cli.doctor import examine
 
     found = examine()

@@ -50,7 +50,8 @@ def bench(view: View, options: BenchOptions, load: Callable[..., DFlashGenerator
 def _measure(
     view: View, options: BenchOptions, load: Callable[..., DFlashGenerator], setting: Setting, folder: Path
 ) -> int:
-    from dflash_mlx.bench import Pair, lineup, pictures, race, record, write
+    from dflash_mlx.bench import Pair, lineup, pictures, race
+    from dflash_mlx.bench.report import RESULT, as_text, record, write
     from dflash_mlx.cli.bench_tables import tables
 
     own = options.mode or "auto"
@@ -70,7 +71,11 @@ def _measure(
         view.say(f"{len(runs.tasks) * setting.repeats} trials; Ctrl-C ends them and keeps what was measured.")
         outcome = race(pair, runs, setting, own=own, tell=view.say)
         found = record(outcome, engine, command=["dflash-mlx", *sys.argv[1:]], options=_told(setting))
-        files = write(folder, found, pictures(outcome.rows, own, engine.curve))
+        # First what cannot be had again.
+        files = [write(folder, RESULT, as_text(found))]
+        files += [
+            write(folder, name, text) for name, text in pictures(outcome.rows, own, engine.curve).items()
+        ]
     if options.json:
         view.record(found)
     else:
@@ -89,6 +94,7 @@ def _setting(options: BenchOptions, note: Callable[[str], None]) -> Setting:
         questions=_questions(options, note),
         contexts=contexts,
         blocks=_numbers("blocks", options.blocks) if options.blocks else None,
+        few_blocks=quick,
         long_questions=2 if quick else 100,
         repeats=_at_least(1, "repeats", options.repeats, 1 if quick else 3),
         cooldown=_at_least(0, "cooldown", options.cooldown, 0),

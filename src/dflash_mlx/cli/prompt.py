@@ -35,7 +35,7 @@ def read_prompt(options: Options, note: Callable[[str], None]) -> str | None:
         return _with_document(_filled(options.prompt, "--prompt"), note)
     if options.prompt_file is not None:
         source = f"--prompt-file {options.prompt_file}"
-        return _with_document(_filled(_read_file(options.prompt_file, source), source), note)
+        return _with_document(_filled(read_file(options.prompt_file, source), source), note)
     if stdin_is_terminal():
         return None
     prompt = _read_stdin(note)
@@ -90,7 +90,12 @@ def _read_beside(note: Callable[[str], None]) -> str:
     return _without_last_newline(decode(stream.read(), "stdin"))
 
 
-def _read_file(path: str, source: str) -> str:
+def read_file(path: str, source: str) -> str:
+    """The text of a file, without its last line's end; `source` is what it is called.
+
+    Raises:
+        UsageError: it cannot be read, or is no text.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read()

@@ -45,26 +45,26 @@ DATASETS: Mapping[str, Dataset] = {
         "openai_humaneval",
         "test",
         lambda row: (
-            f"Complete this Python function and give the whole of it:\n\n```python\n{row['prompt']}```"
+            f"Complete this Python function and give the whole of it:\n\n```python\n{_text(row['prompt'])}```"
         ),
     ),
     "gsm8k": Dataset(
         "openai/gsm8k",
         "main",
         "test",
-        lambda row: f"{row['question']}\n\nShow each step, then give the answer.",
+        lambda row: f"{_text(row['question'])}\n\nShow each step, then give the answer.",
     ),
     "math500": Dataset(
         "HuggingFaceH4/MATH-500",
         "default",
         "test",
-        lambda row: f"{row['problem']}\n\nShow each step, then give the answer.",
+        lambda row: f"{_text(row['problem'])}\n\nShow each step, then give the answer.",
     ),
     "mbpp": Dataset(
         "google-research-datasets/mbpp",
         "sanitized",
         "test",
-        lambda row: f"{row['prompt']} It must pass this:\n\n```python\n{row['test_list'][0]}\n```",
+        lambda row: f"{_text(row['prompt'])} It must pass this:\n\n```python\n{row['test_list'][0]}\n```",
     ),
     "mt-bench": Dataset(
         "HuggingFaceH4/mt_bench_prompts", "default", "train", lambda row: _text(row["prompt"][0])
@@ -96,13 +96,15 @@ def dataset_questions(name: str, count: int) -> list[str]:
     """
     found = DATASETS[name]
     rows = _kept(name)
+    fetched = rows is None
     if rows is None:
         rows = _fetched(name, found)
-        _keep(name, rows)
     try:
         prompts = [found.ask(row) for row in rows]
     except (KeyError, TypeError, IndexError, AttributeError):
         raise HubError(_other_shape(name, found)) from None
+    if fetched:
+        _keep(name, rows)
     count = min(count, len(prompts))
     return [prompts[i * len(prompts) // count] for i in range(count)]
 
