@@ -11,18 +11,23 @@ from pathlib import Path
 
 def main() -> None:
     """Run `dflash-mlx`."""
-    _refuse_foreign_package()
-    from dflash_mlx.cli.app import main as run
-
-    run()
+    _run("main")
 
 
 def main_chat() -> None:
     """Run `dflash-mlx-chat`."""
-    _refuse_foreign_package()
-    from dflash_mlx.cli.app import main_chat as run
+    _run("main_chat")
 
-    run()
+
+def _run(name: str) -> None:
+    """Run a function of the console; a Ctrl-C before it answers for itself is quiet too."""
+    try:
+        _refuse_foreign_package()
+        from dflash_mlx.cli import app
+
+        getattr(app, name)()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _refuse_foreign_package() -> None:

@@ -40,7 +40,7 @@ def answer(
         policy=policy or (Adaptive(engine.curve) if engine.curve else WholeBlock()),
         max_new_tokens=request.budget,
         block_size=engine.block_size or 1,
-        prefill_chunk=engine.prefill_chunk,
+        prefill_chunk=engine.pace,
         meter=Meter(enabled=request.options.profile),
         ids=request.prompt[: start.reused],
     )

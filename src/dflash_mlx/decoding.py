@@ -16,6 +16,7 @@ import mlx.core as mx
 from dflash_mlx.acceptance import agree
 from dflash_mlx.core import CutFunction, Drafter, Pass, Round, Target
 from dflash_mlx.errors import NumericalError
+from dflash_mlx.pace import Pace
 from dflash_mlx.policy import Plan
 from dflash_mlx.sampling import NO_NUMBERS, UNDECIDED, Sampler
 
@@ -77,7 +78,7 @@ class Decoder:
         policy: whether to draft and how many proposed tokens to verify; not asked without a drafter.
         max_new_tokens: no round goes past it.
         block_size: tokens in a drafted block, the anchor included.
-        prefill_chunk: prompt tokens in one pass.
+        prefill_chunk: prompt tokens in one pass; a Pace learns how many that may be.
     """
 
     target: Target
@@ -88,7 +89,7 @@ class Decoder:
     policy: Policy
     max_new_tokens: int
     block_size: int
-    prefill_chunk: int
+    prefill_chunk: int | Pace
     meter: Meter
     ids: list[int]  # every token so far; the last is the anchor, which the cache does not hold yet
     new_tokens: int = 0
@@ -100,8 +101,11 @@ class Decoder:
 
     def read(self, tokens: Sequence[int]) -> Iterator[int]:
         """Let cache and context hold these tokens too, chunk by chunk; yields how many were read so far."""
-        for start in range(0, len(tokens), self.prefill_chunk):
-            chunk = tokens[start : start + self.prefill_chunk]
+        pace = self.prefill_chunk
+        done = 0
+        while done < len(tokens):
+            since = time.perf_counter()
+            chunk = tokens[done : done + (pace.tokens if isinstance(pace, Pace) else pace)]
             read = self.target.verify(mx.array(list(chunk)), self.cache, self._taps)
             with self._undone_on_error(read):
                 # The chunk's logits stay lazy and are never computed.
@@ -113,7 +117,10 @@ class Decoder:
                 self.drafter.settle()
             del read
             mx.clear_cache()
-            yield start + len(chunk)
+            done += len(chunk)
+            if isinstance(pace, Pace):
+                pace.took(len(chunk), time.perf_counter() - since)
+            yield done
 
     def rounds(self) -> Iterator[Round]:
         """Emit rounds until the cut ends generation; the first is a plain step on the last prompt token."""

@@ -11,17 +11,18 @@ from dflash_mlx.core import Stats
 from dflash_mlx.drafter import Drafter, Shortlist
 from dflash_mlx.kernels.choice import Choices
 from dflash_mlx.loading import LoadedPair
+from dflash_mlx.pace import Pace
 from dflash_mlx.policy import CostCurve
 from dflash_mlx.request import Request
 from dflash_mlx.runtime import Machine
 from dflash_mlx.text import Transcript
 
-PREFILL_CHUNK = {"gpu": 512, "cpu": 256}  # tokens; half a second or less for the models each is meant for
+PREFILL_CHUNK = {"gpu": 512, "cpu": 256}  # tokens in one pass at most; more gains nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What was loaded, chosen and measured; never changes."""
+    """What was loaded, chosen and measured; never changes, but for the pace that is learned."""
 
     pair: LoadedPair
     machine: Machine
@@ -32,10 +33,11 @@ class Engine:
     notes: tuple[str, ...]
     seconds_load: float
     load_peak_gb: float
+    pace: Pace  # of reading prompts; goes from one generation to the next
 
     @property
     def prefill_chunk(self) -> int:
-        """Prompt tokens in one pass."""
+        """Most prompt tokens in one pass."""
         return PREFILL_CHUNK[self.machine.device]
 
     @property

@@ -25,6 +25,7 @@ from dflash_mlx.engine import PREFILL_CHUNK, Engine
 from dflash_mlx.errors import UsageError
 from dflash_mlx.kernels.choice import Choices
 from dflash_mlx.loading import LoadedPair, LoadedTarget, answer_ids, load_pair
+from dflash_mlx.pace import Pace
 from dflash_mlx.prompting import requested
 from dflash_mlx.request import Options, Prompt, Request
 from dflash_mlx.runtime import Machine
@@ -59,6 +60,8 @@ class DFlashGenerator:
             takes a quarter of the machine's, 0 keeps none.
         on_note: told what was chosen for the user, a sentence each, as soon as it is known; `notes` keeps them.
 
+        on_load: told which model is being fetched or read and how far that is (`core.LoadStep`); what it raises ends
+            the loading.
     Raises:
         UsageError: options that cannot be honoured.
         LoadError: names and files that do not become a working pair.
@@ -79,6 +82,7 @@ class DFlashGenerator:
         kept_gb: float | None = None,
         on_note: Callable[[str], None] | None = None,
     ):
+        on_load: OnLoad | None = None,
         _check_mode(
             mode,
             draft_model=draft_model,
@@ -102,6 +106,7 @@ class DFlashGenerator:
             kv_bits=kv_bits,
             draft_window=draft_window,
         )
+            on_load=on_load,
         block_size = pair.draft.config.effective_block_size(block_size) if pair.draft else None
         load_peak_gb = runtime.peak_memory_gb()
         kernels, notes = tuning.tune(pair.target.model, pair.draft, block_size=block_size, chooser=chooser)
@@ -145,6 +150,7 @@ class DFlashGenerator:
         self._kept = Conversations(int((machine.memory_gb / 4 if kept_gb is None else kept_gb) * runtime.GB))
 
     @property
+            pace=Pace(PREFILL_CHUNK[machine.device]),
     def target_name(self) -> str:
         """The target as it was found."""
         return self._engine.pair.target.name

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dflash_mlx.chat import Chat, Loaded
-from dflash_mlx.core import Chunk, Comparison, Difference, Result, Seconds, Stats
+from dflash_mlx.core import Chunk, Comparison, Difference, LoadStep, Result, Seconds, Stats
 from dflash_mlx.errors import HubError
 
 
@@ -21,12 +21,13 @@ class FakeGenerator:
     draft_model: str | None = None
     mode: str = "auto"
     block_size: int | None = None
-    draft_bits: int | None = None
+    draft_bits: int | str | None = None
     draft_vocab: int | str | None = None
     dtype: str | None = None
     kv_bits: int | None = None
     draft_window: int | None = None
     on_note: Callable[[str], None] = lambda _: None
+    on_load: Callable[[LoadStep], None] = lambda _: None
     kept_gb: float | None = None
     calls: list = field(default_factory=list)  # (prompt, options) of every stream
     closed: bool = False
@@ -45,8 +46,18 @@ class FakeGenerator:
     def __post_init__(self):
         if self.target_model == "missing":
             raise HubError("The target missing could not be fetched; try another name.")
-        if self.target_model == "slow":
-            time.sleep(20)
+        name = str(self.target_model or self.target_name)
+        if self.target_model and "-" in name:
+            self.target_name, self.draft_name = name, self.draft_model
+        if name.startswith("hub-"):
+            self.on_load(LoadStep("fetch", "target", name, 2_500_000_000))
+        for done in (0, 10**9, 2 * 10**9):
+            pair = 10**15 if name.startswith("big-") else 10**9
+            self.on_load(LoadStep("read", "target", name, 2 * 10**9, done, pair))
+            if name.endswith("slow"):
+                time.sleep(20)
+        if name.endswith("-broken"):
+            raise HubError(f"{name} is broken; fetch it again.")
         self.notes = (f"made of {self.target_model or 'the default pair'}",)
         self.on_note(self.notes[0])
 
@@ -54,6 +65,9 @@ class FakeGenerator:
         return self
 
     def __exit__(self, *_):
+        self.close()
+
+    def close(self):
         self.closed = True
 
     def stream(self, prompt, **options):

@@ -118,7 +118,8 @@ def test_a_second_ctrl_c_does_not_end_the_chat_with_the_answer():
 
     view.say = say
     generator, before = FakeGenerator(), signal.getsignal(signal.SIGINT)
-    chat = Chat(generator, view, ChatOptions(), stays=True, edit=str)
+    pair = SimpleNamespace(open=lambda: generator, is_loaded=True)
+    chat = Chat(pair, view, ChatOptions(), stays=True, edit=str)
     try:
         chat.run(iter(["signal", "hi", None]).__next__)
     except KeyboardInterrupt:

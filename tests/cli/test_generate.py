@@ -90,7 +90,7 @@ def test_long_names_are_the_names_of_the_python_parameters():
     console_only = {"stats", "debug", "show_version", "prompt", "prompt_file", "json", "compare"}
     console_only |= {"plain", "history"}
     assert {option.name for option in fields(Options)} - python == console_only
-    assert python - {option.name for option in fields(Options)} <= {"logits_processors", "on_note"}
+    assert python - {option.name for option in fields(Options)} <= {"logits_processors", "on_note", "on_load"}
     assert {option.name for option in fields(ChatOptions)} < {option.name for option in fields(Options)}
 
 
@@ -126,7 +126,7 @@ def test_options_that_change_nothing_at_temperature_0_are_named(console):
 
 
 RECORD_KEYS = set(
-    "text thinking token_ids finish_reason prompt_tokens reused_tokens new_tokens rounds verified accepted "
+    "text thinking token_ids finish_reason prompt_tokens reused_tokens read_tokens new_tokens rounds verified accepted "
     "tokens_per_round acceptance_rate accept_lengths verify_lengths plain_rounds block_size "
     "draft_bits draft_vocab kv_bits draft_window seed seconds "
     "tokens_per_second plain_tokens_per_second_estimate peak_memory_gb "
@@ -138,7 +138,7 @@ def test_json_is_one_object_with_these_keys(console):
     result = console("-p", "think", "--json")
     record = json.loads(result.stdout)
     assert set(record) == RECORD_KEYS
-    assert set(record["seconds"]) == {"load", "prefill", "decode"}
+    assert set(record["seconds"]) == {"load", "prefill", "first_token", "decode"}
     assert (record["text"], record["thinking"], record["finish_reason"]) == (
         "yes, it is",
         "hmm [b]so",
@@ -150,7 +150,8 @@ def test_json_is_one_object_with_these_keys(console):
 
 def test_json_with_profile_splits_the_decode(console):
     seconds = json.loads(console("-p", "x", "--json", "--profile").stdout)["seconds"]
-    assert seconds == {"load": 0.1, "prefill": 0.2, "decode": 2.0, "draft": 0.5, "verify": 1.4, "other": 0.1}
+    profiled = {"draft": 0.5, "verify": 1.4, "other": 0.1}
+    assert seconds == {"load": 0.1, "prefill": 0.2, "first_token": 0.2, "decode": 2.0, **profiled}
 
 
 def test_json_with_stats_shows_both(console):

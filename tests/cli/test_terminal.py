@@ -264,6 +264,7 @@ def test_a_whole_dialogue_in_40_columns():
         assert screen.leave() == 0
     assert screen.seen.replace("\r\n", "\n").replace("\r", "") == (
         "Loading the default pair of this machine ...\n"
+        "Reading the target fake-target (2.00 GB) ...\n"
         "made of the default pair\n"
         "fake-target with fake-draft \u00b7 1.50 GB ready in 0.1 s \u00b7 temperature 0.6, top_p 0.95 \u00b7 "
         "/help lists the commands\n"

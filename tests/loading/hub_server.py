@@ -9,6 +9,7 @@ import json
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +25,7 @@ class Repo:
     wait: float = 0.0  # seconds before each answer
     cut: dict[str, int] = field(default_factory=dict)  # file -> bytes sent before the connection breaks, once
     gone: set[str] = field(default_factory=set)  # files that answer 404
+    stall: dict[str, Callable[[], None]] = field(default_factory=dict)  # file -> waited for in its middle
 
     @property
     def commit(self) -> str:
@@ -127,19 +129,33 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
             status, start = 206, int(wanted[1])
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        self._send(status, data[start:], headers, cut=repo.cut.pop(name, None))
+        self._send(
+            status, data[start:], headers, cut=repo.cut.pop(name, None), stall=repo.stall.pop(name, None)
+        )
 
     def _json(self, value: object) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str], cut: int | None = None) -> None:
+    def _send(
+        self,
+        status: int,
+        body: bytes,
+        headers: dict[str, str],
+        cut: int | None = None,
+        stall: Callable[[], None] | None = None,
+    ) -> None:
         try:
             self.send_response(status)
             for key, value in headers.items():
                 self.send_header(key, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            if self.command != "HEAD":
+            if self.command != "HEAD" and stall:
+                self.wfile.write(body[: len(body) // 2])
+                self.wfile.flush()
+                stall()
+                self.wfile.write(body[len(body) // 2 :])
+            elif self.command != "HEAD":
                 self.wfile.write(body[:cut])
             if cut is not None:
                 self.close_connection = True

@@ -1,7 +1,10 @@
 """Repositories over a loopback hub: what is fetched, what is asked, and what people read when it fails."""
 
+import os
 import shutil
+import signal
 import socket
+import threading
 import time
 
 import pytest
@@ -76,6 +79,50 @@ def test_a_connection_cut_in_a_file_is_taken_up_where_it_broke(repos, monkeypatc
     assert (folder / "model.safetensors").read_bytes() == whole
     ranges = [headers["Range"] for headers in repos.headers if "Range" in headers]
     assert len(ranges) == 1 and 0 < int(ranges[0].removeprefix("bytes=").removesuffix("-")) <= len(whole) // 2
+
+
+def test_ctrl_c_does_not_wait_for_a_file(repos):
+    """The hub's threads go on until the next piece; nobody waits for them, and what they hold is taken up later."""
+    let_go = threading.Event()
+
+    def stall():
+        os.kill(os.getpid(), signal.SIGINT)
+        let_go.wait(60)
+
+    served = repos.repos["someone/tiny"]
+    served.stall["model.safetensors"] = stall
+    found = small_files("someone/tiny", role="target")
+    with pytest.raises(KeyboardInterrupt):
+        weights(found)
+    [left] = [thread for thread in threading.enumerate() if thread.name == hub_room.FETCHING]
+    let_go.set()
+    left.join(60)
+    assert not (found.folder / "model.safetensors").exists(), "it went on although nobody waited"
+    assert (weights(found) / "model.safetensors").exists()
+
+
+def test_what_is_fetched_and_read_is_told_with_its_size(repos, cpu):
+    steps = []
+    pair = load_pair("someone/tiny", "someone/tiny-drafter", machine=cpu, on_load=steps.append)
+    assert [(step.stage, step.role, step.name) for step in steps if step.done == 0] == [
+        ("fetch", "drafter", "someone/tiny-drafter"),
+        ("fetch", "target", "someone/tiny"),
+        ("read", "target", "someone/tiny"),
+        ("read", "drafter", "someone/tiny-drafter"),
+    ]
+    read = [step for step in steps if step.stage == "read" and step.role == "target"]
+    done = [step.done for step in read]
+    assert done == sorted(done) and len(done) > 10, "tensor by tensor, so that a Ctrl-C comes in between"
+    assert done[-1] == read[0].nbytes == pair.target.model.nbytes and read[0].pair_nbytes == pair.nbytes
+
+
+def test_a_loading_that_is_told_to_stop_stops(repos, cpu):
+    def stop(step):
+        if step.done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load_pair("someone/tiny", "someone/tiny-drafter", machine=cpu, on_load=stop)
 
 
 def test_shards_that_arrived_are_kept_when_another_fails(repos):

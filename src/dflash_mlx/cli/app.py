@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 Factory = Callable[..., "DFlashGenerator"]
 """Makes the generator; Typer's context object where a caller brings its own."""
 
+_FETCHING = "dflash-fetch"  # what `loading.hub` calls its thread; importing that would load MLX
 _OUTER = "dflash_mlx.outer"  # where the options before a subcommand wait for it
 
 
@@ -227,7 +230,8 @@ def _look_for_target(options: Options, factory: Factory) -> None:
 
 
 def _open(view: View, options: ChatOptions, factory: Factory) -> DFlashGenerator:
-    return factory(**options.model(), on_note=view.note)
+    with view.loaded():
+        return factory(**options.model(), on_note=view.note, on_load=view.loading)
 
 
 def _stream(view: View, generator: DFlashGenerator, prompt: str, options: Options) -> None:
@@ -267,6 +271,7 @@ def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
     check(options)
     from dflash_mlx.cli import commands, lines
     from dflash_mlx.cli.chat import Chat
+    from dflash_mlx.cli.running import RunningPair, known_names
 
     person = stdin_is_terminal()
     if not options.plain:
@@ -274,11 +279,12 @@ def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
     if person:
         view.say(f"Loading {options.target_model or 'the default pair of this machine'} ...")
     history = None if options.history is False else lines.history_file()
-    with _open(view, options, factory) as generator:
-        conversation = Chat(generator, view, options, stays=person, edit=lines.edit)
+    with RunningPair(factory, options.model(), view) as pair:
+        conversation = Chat(pair, view, options, stays=person, edit=lines.edit)
         if person:
             conversation.greet()
-        conversation.run(lines.reader(history=history, completions=commands.completions))
+        completions = partial(commands.completions, names=known_names)
+        conversation.run(lines.reader(history=history, completions=completions))
     return 1 if conversation.failed and not person else 0
 
 
@@ -331,6 +337,7 @@ def _outcome(view: View, debug: bool, body: Callable[[View], int]) -> int:
         raise
     except KeyboardInterrupt:
         view.end_answer()
+        _leave_fetching()
         return 130
     except Exception as error:
         if debug:
@@ -340,3 +347,12 @@ def _outcome(view: View, debug: bool, body: Callable[[View], int]) -> int:
             return error.exit_code
         view.error(f"{type(error).__name__}: {error}" + ("" if debug else " (--debug shows where)"))
         return 1
+
+
+def _leave_fetching() -> None:
+    """Leave at once where the hub's threads still wait for a file; Python itself would wait for them."""
+    if any(thread.name == _FETCHING for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(130)

@@ -10,12 +10,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dflash_mlx.cli import commands
 from dflash_mlx.cli.lines import Ask
 from dflash_mlx.cli.options import ChatOptions, without_effect
+from dflash_mlx.cli.running import RunningPair, on_this_machine
 from dflash_mlx.cli.view import View
 from dflash_mlx.errors import DFlashError, UsageError
 
@@ -33,21 +35,23 @@ class Chat:
     """One conversation.
 
     Args:
-        generator: answers.
+        pair: answers; loaded.
         view: shows them.
         options: as given; unset draws are the model's own.
         stays: whether Ctrl-C stops the answer alone and not the chat.
         edit: for /edit.
     """
 
-    def __init__(
-        self, generator: DFlashGenerator, view: View, options: ChatOptions, *, stays: bool, edit: Edit
-    ):
-        self._generator = generator
+    def __init__(self, pair: RunningPair, view: View, options: ChatOptions, *, stays: bool, edit: Edit):
+        generator = pair.open()
+        self._pair = pair
         self._view = view
+        self._asked = options.answer()  # what was given, then what /set and /think said; None: unset
         self._stays = stays
         self._edit = edit
-        self.talk = generator.chat(options.system, **_with_defaults(options, generator.generation_defaults))
+        self.talk = generator.chat(
+            options.system, **_with_defaults(self._asked, generator.generation_defaults)
+        )
         self._last: Stats | None = None
         self.failed = 0  # turns that ended in an error
         if sentence := without_effect(options, self.talk.options.get("temperature", 0)):
@@ -56,16 +60,8 @@ class Chat:
     def greet(self) -> None:
         """Say who answers, how, and how to leave."""
         draws = [f"{name} {self.talk.options[name]:g}" for name in _DRAWS if name in self.talk.options]
-        drafter = self._generator.draft_name
         self._view.say(
-            " · ".join(
-                [
-                    self._generator.target_name + (f" with {drafter}" if drafter else ", decoded plainly"),
-                    f"{self._generator.weights_gb:.2f} GB ready in {self._generator.seconds_load:.1f} s",
-                    ", ".join(draws) or "temperature 0",
-                    "/help lists the commands",
-                ]
-            )
+            " · ".join([self._ready(), ", ".join(draws) or "temperature 0", "/help lists the commands"])
         )
 
     def run(self, ask: Ask) -> None:
@@ -119,6 +115,7 @@ class Chat:
         return len(self.talk.turns) > before
 
     def _stream(self, text: str, options: Mapping[str, Any]) -> None:
+        self._have_pair()
         chunks = self.talk.send(text, **options)
         self._view.wait("reading ...")
         try:
@@ -163,10 +160,10 @@ class Chat:
 
         if argument:
             name, value = commands.setting(argument)
-            changed = {key: old for key, old in self.talk.options.items() if key != name}
-            changed |= {} if value is None else {name: value}
+            asked = {**self._asked, name: value}
+            changed = _with_defaults(asked, self._pair.open().generation_defaults)
             Options.checked(changed)
-            self.talk.options = changed
+            self._asked, self.talk.options = asked, changed
         settings = [f"{name} {value}" for name, value in self.talk.options.items()]
         self._view.say(", ".join(settings) or "Everything is unset.")
 
@@ -175,6 +172,7 @@ class Chat:
             raise UsageError(f"/think is {how}; expected on, off or hide.")
         self._view.hides_thoughts = how == "hide"
         if how != "hide":
+            self._asked["think"] = how == "on"
             self.talk.options = {**self.talk.options, "think": how == "on"}
         self._view.say(f"thoughts: {'hidden' if how == 'hide' else how}")
 
@@ -183,10 +181,49 @@ class Chat:
             raise UsageError("There is no answer yet.")
         self._view.details(self._last)
 
+    def _model(self, argument: str) -> None:
+        if not argument:
+            runs = "runs" if self._pair.is_loaded else "is loaded with the next message"
+            lines = [f"{self._pair.name} {runs}", *on_this_machine()]
+            self._view.say("\n".join([lines[0], "On this machine:", *lines[1:]] if lines[1:] else lines))
+            return
+        target, draft = commands.pair(argument)
+        with _one_interrupt(self._stays):
+            try:
+                self._move(self._pair.switch(target, draft))
+                self._view.say(self._ready())
+                return
+            except KeyboardInterrupt:
+                if not self._stays:
+                    raise
+                self._view.say("stopped")
+            except DFlashError as error:
+                self.failed += 1
+                self._view.error(str(error))
+        stays = "stays" if self._pair.is_loaded else "is loaded again with the next message"
+        self._view.say(f"{self._pair.name} {stays}.")
+
+    def _move(self, generator: DFlashGenerator) -> None:
+        """Go on with another pair: what was said is kept, and read anew by it."""
+        old = self.talk
+        self.talk = generator.chat(old.system, **_with_defaults(self._asked, generator.generation_defaults))
+        self.talk.turns = [replace(turn, ids=generator.answer_ids((), turn.answer)) for turn in old.turns]
+
+    def _have_pair(self) -> None:
+        """Load the pair that was given up for another which then could not be had."""
+        if not self._pair.is_loaded:
+            self._move(self._pair.open())
+
+    def _ready(self) -> str:
+        generator = self._pair.open()
+        return f"{self._pair.name} · {generator.weights_gb:.2f} GB ready in {generator.seconds_load:.1f} s"
+
     def _save(self, path: str) -> None:
+        self._have_pair()
         self._view.say(f"saved to {self.talk.save(path)}")
 
     def _load(self, path: str) -> None:
+        self._have_pair()
         note = self.talk.load(path)
         if note:
             self._view.say(note)
@@ -212,6 +249,7 @@ class Chat:
         "/retry": _retry,
         "/set": _set,
         "/think": _think,
+        "/model": _model,
         "/stats": _stats,
         "/save": _save,
         "/load": _load,
@@ -225,16 +263,15 @@ def _short(text: str) -> str:
     return line if len(line) <= 60 else f"{line[:57]}..."
 
 
-def _with_defaults(options: ChatOptions, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What to ask of the generator: the given options over the draws of the model's generation config.
+def _with_defaults(asked: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What to ask of the generator: what was asked for over the draws of the model's generation config.
 
-    A given temperature of 0, or a config that says not to sample, takes none of the model's own.
+    A temperature of 0, or a config that says not to sample, takes none of the model's own.
     """
-    given = options.answer()
-    if given.get("temperature") == 0 or config.get("do_sample") is False:
-        return given
-    own = {name: config[name] for name in _DRAWS if config.get(name) is not None}
-    return own | given
+    own: dict[str, Any] = {}
+    if asked.get("temperature") != 0 and config.get("do_sample") is not False:
+        own = {name: config[name] for name in _DRAWS if config.get(name) is not None}
+    return {name: value for name, value in (own | dict(asked)).items() if value is not None}
 
 
 @contextmanager

@@ -11,11 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from dflash_mlx.cli import figures
 from dflash_mlx.cli.markdown import MarkdownStream
@@ -24,8 +27,9 @@ if TYPE_CHECKING:  # it loads MLX
     from rich.console import RenderableType
 
     from dflash_mlx.cli.record import Record
-    from dflash_mlx.core import ChunkKind, Comparison, Stats
+    from dflash_mlx.core import ChunkKind, Comparison, LoadStep, Stats
 
+_FRAME = 0.1  # seconds between two pictures of how far loading is
 _CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)))  # all but tab and newline
 
 
@@ -57,19 +61,52 @@ class View:
         self.shows_stats = console.is_terminal if stats is None else stats
         self._kind: ChunkKind = "answer"
         self._open = {"answer": False, "thought": False}  # whether its last line still lacks a newline
+        # Whether a terminal can draw a line again.
+        self._moves = not (os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("", "dumb"))
+        self._live: Live | None = None  # how far loading is
+        self._next_progress = 0.0
         self._folded = 0  # tokens of the thought that is being hidden
         self._noted: set[str] = set()
 
     def read_markdown(self) -> None:
         """From now on draw answers as Markdown, where they go to a terminal that can do so."""
-        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("", "dumb")
-        if self._answers_on_terminal and not plain:
+        if self._answers_on_terminal and self._moves:
             self._markdown = MarkdownStream(Console(file=self._answers, force_terminal=True, highlight=False))
 
     def wait(self, text: str) -> None:
         """Show what is being waited for, until the first piece comes; only where answers are drawn."""
         if self._markdown and self._console.is_terminal:
             self._markdown.say(_printable(text))
+
+    @contextmanager
+    def loaded(self) -> Iterator[None]:
+        """For the time that something is loaded; what `loading` draws leaves with it."""
+        try:
+            yield
+        finally:
+            self.end_answer()
+
+    def loading(self, step: LoadStep) -> None:
+        """Show what is being fetched or read, and how far that is; the latter only on a terminal."""
+        if step.stage == "fetch":
+            self.note(f"Fetching the {step.role} {step.name}{_in_gb(step.nbytes, ' ({})')} from the hub ...")
+        elif self._console.is_terminal and (now := time.monotonic()) > self._next_progress:
+            self._next_progress = now + _FRAME if step.done else 0.0
+            if self._live is None and not self._moves:
+                self.note(f"Reading the {step.role} {step.name}{_in_gb(step.nbytes, ' ({})')} ...")
+                return
+            if self._live is None:
+                self._live = Live(
+                    console=self._console,
+                    transient=True,
+                    auto_refresh=False,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                )
+                self._live.start()
+            far = f" {step.done / 1e9:.2f} of" if step.done else ""
+            line = f"reading the {step.role} {step.name}:{far}{_in_gb(step.nbytes, ' {}')}"
+            self._live.update(Text(line, style="dim", no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def piece(self, text: str, kind: ChunkKind, stats: Stats | None = None) -> None:
         """Show the next piece of an answer or of the thoughts before it.
@@ -94,6 +131,9 @@ class View:
 
     def end_answer(self) -> None:
         """Finish the line that is open on either stream."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
         if self._markdown:
             self._markdown.finish()
         self._unfold()
@@ -220,8 +260,9 @@ class View:
 
     def copy(self, text: str) -> str:
         """Put a text on the clipboard; says how that went."""
+        away = "SSH_CONNECTION" in os.environ  # the clipboard is where the terminal is
         for program in (["pbcopy"], ["wl-copy"], ["xclip", "-selection", "clipboard"]):
-            if shutil.which(program[0]):
+            if not away and shutil.which(program[0]):
                 with suppress(OSError, subprocess.SubprocessError):
                     subprocess.run(program, input=text.encode(), check=True, timeout=5, capture_output=True)
                     return "copied"
@@ -246,6 +287,10 @@ def stdout() -> TextIO:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     return sys.stdout
+
+
+def _in_gb(nbytes: int | None, form: str) -> str:
+    return "" if nbytes is None else form.format(f"{nbytes / 1e9:.2f} GB")
 
 
 def _printable(text: str) -> str:

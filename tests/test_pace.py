@@ -1,0 +1,45 @@
+"""How many tokens of a prompt go into one pass."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_mlx.pace import Pace
+
+
+def paced(most, seconds_per_token, passes=20):
+    """Tokens pass by pass on a machine that takes so long for each."""
+    pace = Pace(most)
+    tokens = []
+    for _ in range(passes):
+        tokens.append(pace.tokens)
+        pace.took(pace.tokens, pace.tokens * seconds_per_token)
+    return tokens
+
+
+def test_a_fast_machine_reads_as_much_as_it_may():
+    assert paced(512, 1e-4)[:5] == [64, 128, 256, 512, 512]
+
+
+@given(st.floats(1e-5, 0.03))
+def test_passes_take_half_a_second_at_most_once_that_is_known(seconds_per_token):
+    assert all(tokens * seconds_per_token <= 0.5 for tokens in paced(512, seconds_per_token)[1:])
+
+
+def test_a_slow_machine_falls_at_once_and_stays_useful():
+    assert paced(512, 0.02)[:3] == [64, 16, 16] and paced(8, 1.0) == [8] * 20
+
+
+def test_what_is_done_once_does_not_slow_it_down_for_ever():
+    """A first pass that compiles kernels took 2 seconds; the passes after it are short."""
+    pace = Pace(512)
+    pace.took(64, 2.0)
+    assert pace.tokens == 16
+    for _ in range(5):
+        pace.took(pace.tokens, 0.01)
+    assert pace.tokens == 512
+
+
+def test_the_rest_of_a_prompt_tells_nothing():
+    pace = Pace(512)
+    pace.took(3, 0.001)
+    assert pace.tokens == 64
