@@ -20,10 +20,10 @@ from dflash_mlx.chat import Chat, Loaded
 from dflash_mlx.conversation import Conversations
 from dflash_mlx.core import Chunk, Comparison, OnLoad, Result
 from dflash_mlx.drafter import Drafter, Shortlist
-from dflash_mlx.drafting import DraftVocab
+from dflash_mlx.drafting import DraftBits, DraftVocab
 from dflash_mlx.engine import PREFILL_CHUNK, Engine
 from dflash_mlx.errors import UsageError
-from dflash_mlx.kernels.choice import Choices
+from dflash_mlx.kernels.choice import NO_KERNELS, Choices
 from dflash_mlx.loading import LoadedPair, LoadedTarget, answer_ids, load_pair
 from dflash_mlx.pace import Pace
 from dflash_mlx.prompting import requested
@@ -46,7 +46,8 @@ class DFlashGenerator:
             and always verifies whole blocks), and says so where it decodes plainly; "on" insists on a drafter
             and verifies every block whole; "off" decodes plainly and loads none.
         block_size: tokens in a drafted block, the anchor included, at most the trained number.
-        draft_bits: 4 or 8 quantises the drafter at load.
+        draft_bits: 4 or 8 quantises the drafter at load; "auto" where that makes a round clearly faster on this
+            machine (never on a CPU so far); None leaves it as it is stored.
         draft_vocab: how many words are proposed besides those of prompt and answer, the most frequent ones: "auto"
             (as None) takes what is fastest by this machine's costs and the words that are expected to be missed,
             "full" any word. The text is the same; a smaller head is read for each draft.
@@ -74,7 +75,7 @@ class DFlashGenerator:
         *,
         mode: Mode = "auto",
         block_size: int | None = None,
-        draft_bits: int | None = None,
+        draft_bits: DraftBits | None = None,
         draft_vocab: DraftVocab | None = None,
         dtype: str | None = None,
         kv_bits: int | None = None,
@@ -101,7 +102,7 @@ class DFlashGenerator:
             draft_model,
             machine=machine,
             mode=mode,
-            draft_bits=draft_bits,
+            draft_bits=None if draft_bits == "auto" else draft_bits,
             dtype=dtype,
             kv_bits=kv_bits,
             draft_window=draft_window,
@@ -109,11 +110,14 @@ class DFlashGenerator:
             on_load=on_load,
         block_size = pair.draft.config.effective_block_size(block_size) if pair.draft else None
         load_peak_gb = runtime.peak_memory_gb()
+        tell, of_bits = on_note or (lambda _: None), tuple[str, ...]()
+        if draft_bits == "auto":
+            key = _key(pair, machine, NO_KERNELS, block_size) if measuring else None
+            pair, of_bits = drafting.packed(pair, key=key, block_size=block_size or 1, tell=tell)
         kernels, notes = tuning.tune(pair.target.model, pair.draft, block_size=block_size, chooser=chooser)
         with ExitStack() as resources:
             resources.enter_context(runtime.wired_limit(pair.target.model.model))
-            tell = on_note or (lambda _: None)
-            for note in (*pair.notes, *notes):
+            for note in (*pair.notes, *of_bits, *notes):
                 tell(note)
             key = _key(pair, machine, kernels, block_size)
             shortlist, of_words = drafting.listed(
@@ -132,7 +136,7 @@ class DFlashGenerator:
             for note in costs.notes:
                 tell(note)
             self._resources = resources.pop_all()
-        self.notes: tuple[str, ...] = (*pair.notes, *notes, *of_words, *costs.notes)
+        self.notes: tuple[str, ...] = (*pair.notes, *of_bits, *notes, *of_words, *costs.notes)
         self.seconds_load = time.perf_counter() - started
         self.target = pair.target
         self.generation_defaults = pair.target.generation_config

@@ -50,7 +50,9 @@ class PairOptions:
     block_size: Annotated[
         int | None, _option(_MODELS, "Tokens in a drafted block, its anchor included. Unset: as trained.")
     ] = None
-    draft_bits: Annotated[int | None, _option(_MODELS, "Quantise the drafter at load.", metavar="4|8")] = None
+    draft_bits: Annotated[
+        str | None, _option(_MODELS, "Quantise the drafter at load; auto where that pays.", metavar="4|8|auto")
+    ] = None
     draft_vocab: Annotated[
         str | None,
         _option(
@@ -316,7 +318,7 @@ def check_values(options: PairOptions) -> None:
             raise UsageError("--stop is empty; expected a text that ends the answer.")
 
 
-_NUMBERS_OR_WORDS = ("draft_vocab",)
+_NUMBERS_OR_WORDS = ("draft_bits", "draft_vocab")
 
 
 def _number(text: str) -> int | str:
@@ -334,7 +336,7 @@ def _check_text(name: str, text: str) -> None:
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("mode", lambda v: v in ("auto", "on", "off"), "auto, on or off"),
     ("block_size", lambda v: v >= 2, "2 or more, the anchor and at least one drafted token"),
-    ("draft_bits", lambda v: v in (4, 8), "4 or 8"),
+    ("draft_bits", lambda v: v in ("4", "8", "auto"), "4, 8 or auto"),
     (
         "draft_vocab",
         lambda v: v in ("auto", "full") or _number(v) not in (0, v),

@@ -1,6 +1,6 @@
 """The drafter: config, network, injected-context cache and checkpoint formats."""
 
-from dflash_mlx.drafter.checkpoint import check_bits, expand, load_draft, read_config
+from dflash_mlx.drafter.checkpoint import check_bits, expand, load_draft, quantised, read_config
 from dflash_mlx.drafter.config import DraftConfig
 from dflash_mlx.drafter.drafter import Drafter
 from dflash_mlx.drafter.frequent import FrequentWords, count_words, read_frequent, write_frequent
@@ -23,6 +23,7 @@ __all__ = [
     "expand",
     "load_draft",
     "probe",
+    "quantised",
     "read_config",
     "read_frequent",
     "save_draft",

@@ -84,6 +84,22 @@ def load_draft(
     return network
 
 
+def quantised(network: DraftNetwork, bits: int) -> DraftNetwork:
+    """A packed copy of an unpacked network; what is not packed is shared.
+
+    Raises:
+        UsageError: rows that cannot be packed.
+    """
+    packed = DraftNetwork(network.config, name=network.name)
+    weights: dict[str, mx.array] = dict(tree_flatten(network.parameters()))
+    packed.load_weights(list(weights.items()), strict=True)
+    _quantize(packed, bits, network.name)
+    packed.bits, packed.frequent = bits, network.frequent
+    packed.eval()
+    _evaluate(packed, network.name)
+    return packed
+
+
 def activation_dtype(stored: set[mx.Dtype], *, on_cpu: bool) -> mx.Dtype:
     """What a network computes in unless asked otherwise: fp32 on a CPU, else as stored, but never fp16."""
     return mx.float32 if on_cpu or mx.float32 in stored else mx.bfloat16

@@ -1,7 +1,7 @@
 """Names -> files -> a loaded pair: registry, hub, pair checks, safetensors, GGUF, tokenizers."""
 
 from dflash_mlx.loading.history import answer_ids, render_history
-from dflash_mlx.loading.load import LoadedPair, LoadedTarget, find_target, load_pair
+from dflash_mlx.loading.load import LoadedPair, LoadedTarget, find_target, load_pair, weight_bytes
 from dflash_mlx.loading.memory import recommended_bytes
 from dflash_mlx.loading.names import default_pair
 from dflash_mlx.loading.registry import PAIRS, KnownPair
@@ -23,4 +23,5 @@ __all__ = [
     "recommended_bytes",
     "render",
     "render_history",
+    "weight_bytes",
 ]

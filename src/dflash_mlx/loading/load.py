@@ -109,7 +109,7 @@ def load_pair(
         network = draft.draft(
             bits=draft_bits, dtype=DTYPES[dtype] if dtype else None, draft_window=draft_window
         )
-    nbytes = loaded.model.nbytes + (_nbytes(network) if network else 0)
+    nbytes = loaded.model.nbytes + (weight_bytes(network) if network else 0)
     return LoadedPair(loaded, network, row.thinking if row else None, tuple(notes), nbytes)
 
 
@@ -264,6 +264,7 @@ def _check_memory(
     return need
 
 
-def _nbytes(network: DraftNetwork) -> int:
+def weight_bytes(network: DraftNetwork) -> int:
+    """Bytes of a drafter's weights as they are held."""
     arrays: dict[str, mx.array] = dict(tree_flatten(network.parameters()))
     return sum(array.nbytes for array in arrays.values())
