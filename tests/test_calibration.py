@@ -38,6 +38,7 @@ class Costly:
         self.target, self.clock = tiny_target(num_hidden_layers=2, max_position_embeddings=1400), clock
         self.hiccup, self.busy, self.dice = hiccup, busy, Random(3)
         self.passes: list[int] = []
+        self.extra: dict[int, float] = {}  # seconds more, by rows
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.target, name)
@@ -45,7 +46,7 @@ class Costly:
     def verify(self, ids: mx.array, cache: Any, taps: Sequence[int] = ()) -> Pass:
         rows, depth = ids.shape[0], cache[0].offset
         self.passes.append(rows)
-        self.clock.now += seconds_of(rows) * (2 if depth >= 512 else 1)
+        self.clock.now += seconds_of(rows) * (2 if depth >= 512 else 1) + self.extra.get(rows, 0.0)
         if self.dice.random() < self.busy:
             self.clock.now += self.hiccup
         return self.target.verify(ids, cache, taps)
@@ -171,6 +172,45 @@ def test_of_two_processes_that_measured_the_first_one_s_costs_stay(tmp_path: Pat
     assert stored.write(path, KEY, DEPTHS[:1]) == DEPTHS
 
 
+def test_costs_are_measured_again_on_request_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path))
+    path = tmp_path / "costs" / stored.file_name(KEY)
+    stored.write(path, KEY, DEPTHS)
+    clock = Clock()
+    found = calibration.again(bench_of(clock, Costly(clock)), KEY, block_size=8)
+    assert found.old is not None and list(found.old.measured) == DEPTHS
+    assert list(found.new.measured) == stored.read(path, KEY) != DEPTHS
+    assert found.new.measured[0].plain == pytest.approx(seconds_of(1)) and str(path) in found.note
+    path.unlink()
+    assert calibration.again(bench_of(clock, Costly(clock)), KEY, block_size=8).old is None
+
+
+def test_every_curve_that_is_kept_is_found_and_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path))
+    assert calibration.known_pairs() == []
+    keys = [KEY, {**KEY, "block_size": "16"}]
+    for key in keys:
+        stored.write(tmp_path / "costs" / stored.file_name(key), key, DEPTHS)
+    for name, text in (("a.json", "{"), ("b.json", "[]"), ("c.json", '{"key": {"x": "y"}, "seconds": 1}')):
+        (tmp_path / "costs" / name).write_text(text)
+    found = calibration.known_pairs()
+    assert [key for key, _ in found] == sorted(keys, key=lambda key: key["block_size"])
+    assert all(list(curve.measured) == DEPTHS for _, curve in found)
+
+
+def test_a_step_in_the_costs_by_rows_is_there_at_every_depth() -> None:
+    """OpenBLAS takes longer over 5 rows than over 8; with many tokens only a few row counts are measured."""
+    clock = Clock()
+    target = Costly(clock, busy=0)
+    target.extra = {5: 0.02, 6: 0.03}
+    shallow, deep = measure(bench_of(clock, target), block_size=8)
+    for rows, extra in ((3, 0.0), (5, 0.02), (6, 0.03)):
+        assert shallow.depth.verify[rows] == pytest.approx(seconds_of(rows) + extra)
+        assert deep.depth.verify[rows] == pytest.approx(2 * seconds_of(rows) + extra, rel=0.1)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
 def test_a_folder_that_cannot_be_written_costs_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -293,3 +333,25 @@ def test_a_real_pair_is_measured_once(
             assert not any("Measured" in note for note in second.notes)
     assert again.token_ids == first.token_ids
     assert again.stats.verify_lengths == first.stats.verify_lengths
+
+
+def test_a_generator_measures_again_when_asked(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_COSTS", "auto")
+    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path))
+    keys = []
+
+    def again(bench: Bench, key: dict[str, str], *, block_size: int) -> calibration.Again:
+        keys.append((key, block_size))
+        return calibration.Again(None, CostCurve(DEPTHS, block_size), "Measured.")
+
+    costs = given(WORTH)
+    monkeypatch.setattr(calibration, "again", again)
+    monkeypatch.setattr(calibration, "costs", costs)
+    with DFlashGenerator(*folders, mode="on") as runner:
+        assert runner.measure_costs().new.measured == tuple(DEPTHS)
+    with DFlashGenerator(*folders), DFlashGenerator(folders[0], mode="off") as plain:
+        with pytest.raises(UsageError, match="no drafter is loaded"):
+            plain.measure_costs()
+    assert keys == [(costs.keys[0], 8)], "kept where the next generator looks"

@@ -15,16 +15,19 @@ from dflash_mlx.calibration import stored
 from dflash_mlx.calibration.drafts import Drafts, Ways, draft_costs
 from dflash_mlx.calibration.measure import Bench, Measured, measure
 from dflash_mlx.errors import UsageError
-from dflash_mlx.policy import CostCurve
+from dflash_mlx.policy import CostCurve, Depth
 
 __all__ = [
+    "Again",
     "Bench",
     "Drafts",
     "Known",
     "Measured",
     "Ways",
+    "again",
     "costs",
     "draft_costs",
+    "known_pairs",
     "measure",
     "threads",
     "wanted",
@@ -36,6 +39,14 @@ class Known(NamedTuple):
 
     curve: CostCurve | None  # None: nothing was to be measured
     notes: tuple[str, ...]
+
+
+class Again(NamedTuple):
+    """Costs measured anew, beside those that were known."""
+
+    old: CostCurve | None
+    new: CostCurve
+    note: str
 
 
 def wanted() -> bool:
@@ -66,19 +77,44 @@ def costs(
     if found is not None:
         return Known(CostCurve(found, block_size), ())
     tell("Measuring what drafting costs on this machine; this is done once for a pair ...")
+    depths, note = _measured(bench, key, block_size, path, again=False)
+    return Known(CostCurve(depths, block_size), (note,))
+
+
+def again(bench: Bench, key: Mapping[str, str], *, block_size: int) -> Again:
+    """Measure the costs of a pair now and keep them in the place of those that were known; arguments as for `costs`."""
+    path = _path(key)
+    found = stored.read(path, key) if path else None
+    depths, note = _measured(bench, key, block_size, path, again=True)
+    return Again(CostCurve(found, block_size) if found else None, CostCurve(depths, block_size), note)
+
+
+def known_pairs() -> list[tuple[dict[str, str], CostCurve]]:
+    """What is kept in the cache folder: what each curve holds for, and the curve.
+
+    Raises:
+        RuntimeError: there is no cache folder, as the user has no home.
+    """
+    kept = stored.every(runtime.cache_dir() / "costs")
+    return [(key, CostCurve(depths, int(key["block_size"]))) for key, depths in kept if "block_size" in key]
+
+
+def _measured(
+    bench: Bench, key: Mapping[str, str], block_size: int, path: Path | None, *, again: bool
+) -> tuple[list[Depth], str]:
+    """The costs that are then known, and a sentence on how long it took and where they are kept."""
     since = time.perf_counter()
     measured = measure(bench, block_size=block_size)
     depths, kept = [found.depth for found in measured], "there is no home folder to keep it in"
     if path is not None:
         try:
-            depths, kept = stored.write(path, key, depths), f"kept in {path}"
+            depths, kept = stored.write(path, key, depths, again=again), f"kept in {path}"
             if not all(found.steady for found in measured):
-                kept += "; the machine was busy meanwhile: remove the file to have it measured again"
+                kept += "; the machine was busy meanwhile: `dflash-mlx doctor --recalibrate` measures again"
         except OSError as error:
             kept = f"it cannot be kept in {path.parent} ({error.strerror or type(error).__name__})"
     spent = time.perf_counter() - since
-    note = f"Measured what drafting costs on this machine, in {spent:.0f} s; {kept}."
-    return Known(CostCurve(depths, block_size), (note,))
+    return depths, f"Measured what drafting costs on this machine, in {spent:.0f} s; {kept}."
 
 
 def threads() -> str:

@@ -117,16 +117,10 @@ class _Runs:
     def clock(self) -> float:
         return self._clock()
 
-    def plain(self) -> float:
-        """A step in a run of plain decoding."""
+    def plain(self) -> list[float]:
+        """Steps in a run of plain decoding."""
         self._told.next = Plan(0, steps=_PLAIN)
-        next(self._rounds)
-        since = self._clock()
-        for _ in range(_PLAIN - 2):
-            next(self._rounds)
-        spent = self._clock() - since
-        next(self._rounds)
-        return spent / (_PLAIN - 2)
+        return [self._timed() for _ in range(_PLAIN)][1:-1]
 
     def draft(self) -> float:
         """A block drafted and waited for."""
@@ -153,7 +147,7 @@ class _Runs:
 class _Turn(NamedTuple):
     """Everything measured once, one after the other, so that a busy moment falls on all alike."""
 
-    plain: float
+    plain: list[float]
     draft: float
     looked: float  # a round over the whole block whose confidences were read
     alone: float  # the same that then verified nothing
@@ -177,7 +171,10 @@ def _measured(runs: _Runs, least: int) -> Measured:
             break
     rounds = {rows: [turn.round[rows] for turn in turns] for rows in runs.rows}
     costs = {rows: _usual(seconds) for rows, seconds in rounds.items()}
-    draft, plain = _usual([turn.draft for turn in turns]), _usual([turn.plain for turn in turns])
+    draft, plain = (
+        _usual([turn.draft for turn in turns]),
+        _usual([step for turn in turns for step in turn.plain]),
+    )
     look = max(_usual([turn.looked for turn in turns]) - costs[runs.rows[-1]], 0.0)
     costs = {1: _usual([turn.alone for turn in turns]) - look, **costs}
     # A pass that is waited for takes at least as long as one in a pipeline; less is noise.
@@ -188,7 +185,7 @@ def _measured(runs: _Runs, least: int) -> Measured:
 
 def _is_tight(turns: Sequence[_Turn]) -> bool:
     """Whether another turn would hardly change the figures: most were met twice."""
-    figures = [[turn.plain for turn in turns], [turn.alone for turn in turns]]
+    figures = [[min(turn.plain) for turn in turns], [turn.alone for turn in turns]]
     figures += [[turn.round[rows] for turn in turns] for rows in turns[0].round]
     gaps = sorted(second / max(first, 1e-9) for first, second, *_ in map(sorted, figures))
     return gaps[9 * len(gaps) // 10 - 1] <= _TIGHT

@@ -36,15 +36,35 @@ def read(path: Path, key: Mapping[str, str]) -> list[Depth] | None:
     return depths or None
 
 
-def write(path: Path, key: Mapping[str, str], depths: Sequence[Depth]) -> list[Depth]:
+def every(folder: Path) -> list[tuple[dict[str, str], list[Depth]]]:
+    """The key and the costs in each file of a folder, in the order of their keys; no other file counts."""
+    found = []
+    for path in folder.glob("*.json"):
+        try:
+            key = json.loads(path.read_text(encoding="utf-8"))["key"]
+            depths = read(path, key)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if depths is not None:
+            found.append((dict(key), depths))
+    return sorted(found, key=lambda entry: sorted(entry[0].items()))
+
+
+def write(path: Path, key: Mapping[str, str], depths: Sequence[Depth], *, again: bool = False) -> list[Depth]:
     """Keep the costs, unless another process was first; returns those that are then kept.
+
+    Args:
+        path: where.
+        key: what the costs hold for.
+        depths: the costs.
+        again: replace what is there.
 
     Raises:
         OSError: the folder cannot be written.
     """
     entries = [{**depth._asdict(), "verify": sorted(depth.verify.items())} for depth in depths]
     text = json.dumps({"version": _VERSION, "key": dict(key), "depths": entries}, indent=1) + "\n"
-    keep(path, text, good=lambda: read(path, key) is not None)
+    keep(path, text, good=lambda: not again and read(path, key) is not None)
     return read(path, key) or list(depths)
 
 
