@@ -75,6 +75,7 @@ def test_a_stopped_run_goes_on_to_the_folder_of_an_unstopped_one(
     assert gather(target, tmp_path / "parts", tokens=110, recipe=SMALL).new_answers == 0
 
 
+@pytest.mark.slow  # the run that is stopped and goes on is the fast one
 def test_the_folder_grows_and_holds_no_prompt_twice(tmp_path: Path) -> None:
     gather(tiny_loaded(), tmp_path, tokens=100, recipe=SMALL)
     before = shards(tmp_path)
@@ -101,6 +102,7 @@ def test_the_manifest_counts_what_is_there(tmp_path: Path) -> None:
     assert manifest["target"]["name"] == target.name and manifest["recipe"]["seed"] == 0
 
 
+@pytest.mark.slow  # tests of the places of a shard are the fast ones
 def test_another_seed_gives_other_answers(tmp_path: Path) -> None:
     gather(tiny_loaded(), tmp_path / "a", tokens=50, recipe=SMALL)
     gather(tiny_loaded(), tmp_path / "b", tokens=50, recipe=replace(SMALL, seed=1))

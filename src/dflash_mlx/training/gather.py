@@ -15,13 +15,12 @@ from dflash_mlx.loading import LoadedTarget, render
 from dflash_mlx.loading.turns import check_template, user_turn
 from dflash_mlx.runtime import GB
 from dflash_mlx.target.batched import Drawing, Finished, batched_answers
+from dflash_mlx.training.gather_estimate import BYTES_PER_TOKEN, estimate
 from dflash_mlx.training.identity import identity
 from dflash_mlx.training.manifest import AnswerFolder, Counts
 from dflash_mlx.training.prompts import Prompt, asked, digest
 from dflash_mlx.training.records import Answer
 from dflash_mlx.training.stream import OWN, Fresh, Mixture, Slot, shuffled, slots, template_prompts
-
-BYTES_PER_TOKEN = 6.0  # of an answer's token in a shard, its part of the prompt included
 
 _OWN_TOKENS = 64  # most in a prompt that the target makes up
 _OWN_LEAST = 3
@@ -90,6 +89,7 @@ def gather(
     think: bool | None = None,
     recipe: Recipe | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Gathered:
     """Let the target answer until the folder holds so many answer tokens.
 
@@ -101,6 +101,7 @@ def gather(
         think: the thinking mode of the template; None takes that of the known pair, else the template's default.
         recipe: how answers are made.
         on_progress: told after each pass.
+        tell: told what it will take, before it begins.
 
     Raises:
         UsageError: a target that cannot be asked, or a folder of another target or recipe.
@@ -111,7 +112,8 @@ def gather(
     if tokens < 1:
         raise UsageError(f"tokens is {tokens}; expected 1 or more tokens of answers.")
     check_template(target.tokenizer, target.name)
-    return _Gathering(target, Path(folder), tokens, prompts, think, recipe, on_progress).run()
+    run = _Gathering(target, Path(folder), tokens, prompts, think, recipe, on_progress)
+    return run.gathered(tell)
 
 
 class _Gathering:
@@ -143,7 +145,7 @@ class _Gathering:
         self.started = time.perf_counter()
         self.new_tokens = self.in_shard = 0
 
-    def run(self) -> Gathered:
+    def gathered(self, tell: Callable[[str], None]) -> Gathered:
         self.counts, seen = self.folder.read(self.target.eos_ids)
         before = self.counts.answers
         self._check_disk()
@@ -156,6 +158,8 @@ class _Gathering:
                 "room for a prompt; take a smaller max_answer_tokens."
             )
         fresh = Fresh(seen, self._render, most)
+        if self.counts.answer_tokens < self.goal:
+            tell(self._foreseen())
         while self.counts.answer_tokens < self.goal:
             answers = list(self._shard(self.counts.shards, fresh))
             if not answers:
@@ -194,6 +198,22 @@ class _Gathering:
                 f"{self.folder.path} has {free / GB:.2f} GB free, and {self.goal:,} tokens of answers take about "
                 f"{missing / GB:.2f} GB more; make room, or gather fewer tokens."
             )
+
+    def _foreseen(self) -> str:
+        """What is there, and what the rest will take."""
+        some = self.prompts[: self.recipe.batch_size]
+        some = some or [next(template_prompts(self.recipe.seed, i)) for i in range(self.recipe.batch_size)]
+        missing = self.goal - self.counts.answer_tokens
+        needs = estimate(
+            self.target,
+            [self._render(prompt)[-self.recipe.max_prompt_tokens :] for prompt in some],
+            tokens=missing,
+            batch_size=self.recipe.batch_size,
+            max_answer_tokens=self.recipe.max_answer_tokens,
+        )
+        self.started = time.perf_counter()
+        begun = f"{self.counts.answer_tokens:,} tokens of answers are there; " if self.counts.answers else ""
+        return f"{begun}gathering {missing:,} tokens of answers will take {needs.sentence()}."
 
     def _render(self, prompt: Prompt) -> list[int]:
         try:

@@ -9,6 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,8 @@ class AnswerFolder:
                 os.fsync(file.fileno())
             partial.replace(path)
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
             why = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror)
             raise WriteError(
                 f"{path} cannot be written: {why}. The {len(self.shards())} shards before it are whole; make room and "

@@ -50,6 +50,15 @@ def read_prompts(paths: Sequence[str | Path]) -> list[Prompt]:
     return found
 
 
+def prompts_of_rows(rows: Sequence[object], name: str) -> list[Prompt]:
+    """Read prompts from rows of a data set, in the forms of a JSON line.
+
+    Raises:
+        UsageError: a row that is none of them, by its number.
+    """
+    return list(_entries(rows, f"{name}, row"))
+
+
 def digest(prompts: Iterable[Prompt]) -> str:
     """The same for the same prompts in the same order."""
     hashed = hashlib.blake2b(digest_size=8)
@@ -91,8 +100,12 @@ def _array(path: Path, text: str) -> Iterator[Prompt]:
         rows = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}, line {error.lineno}: this is no JSON ({error.msg}).") from None
+    yield from _entries(rows, f"{path}, entry")
+
+
+def _entries(rows: Iterable[object], name: str) -> Iterator[Prompt]:
     for number, row in enumerate(rows, start=1):
-        place = f"{path}, entry {number}"
+        place = f"{name} {number}"
         try:
             yield _prompt(row, place)
         except ValueError as error:
