@@ -252,6 +252,20 @@ class DFlashGenerator:
         """
         return archive.load(path, self._engine, self._kept)
 
+    def measure_costs(self) -> calibration.Again:
+        """Measure now what drafting costs with this pair, and keep it: generators made from now on go by it.
+
+        Raises:
+            UsageError: no drafter is loaded.
+        """
+        engine = self.engine
+        if engine.block_size is None:
+            raise UsageError("There is nothing to measure: no drafter is loaded.")
+        bench = _bench(engine.pair, engine.machine, engine.kernels, engine.shortlist)
+        key = _key(engine.pair, engine.machine, engine.kernels, engine.block_size)
+        key = _with_words(key, engine.shortlist)
+        return calibration.again(bench, key, block_size=engine.block_size)
+
     def close(self) -> None:
         """Release the memory of the models; the generator is of no use afterwards."""
         self._resources.close()
@@ -328,16 +342,22 @@ def _measured(
     tell: Callable[[str], None],
 ) -> calibration.Known:
     """What drafting costs with this pair on this machine."""
-    target, draft = pair.target, pair.draft
-    if draft is None or block_size is None:
+    if pair.draft is None or block_size is None:
         return calibration.Known(None, ())
+    bench = _bench(pair, machine, kernels, shortlist)
+    return calibration.costs(bench, _with_words(key, shortlist), block_size=block_size, tell=tell)
+
+
+def _bench(
+    pair: LoadedPair, machine: Machine, kernels: Choices, shortlist: Shortlist | None
+) -> calibration.Bench:
+    """A pair with a drafter, ready to be measured."""
+    assert pair.draft is not None
     # What is measured on means nothing, and holds words that no text would.
     bearing = shortlist.bearing(1.0) if shortlist else None
-    bench = calibration.Bench(
-        target.model,
-        partial(Drafter, draft, target.model, shortlist=bearing),
-        PREFILL_CHUNK[machine.device],
-        kernels,
-    )
-    key = {**key, "draft_vocab": str(len(shortlist) if shortlist else None)}
-    return calibration.costs(bench, key, block_size=block_size, tell=tell)
+    make_drafter = partial(Drafter, pair.draft, pair.target.model, shortlist=bearing)
+    return calibration.Bench(pair.target.model, make_drafter, PREFILL_CHUNK[machine.device], kernels)
+
+
+def _with_words(key: Mapping[str, str], shortlist: Shortlist | None) -> dict[str, str]:
+    return {**key, "draft_vocab": str(len(shortlist) if shortlist else None)}
