@@ -160,9 +160,9 @@ class _Added:
 
     def _grow(self, rows: int) -> None:
         for name, like in self._head.arrays.items():
-            held = self._room[name][: self._filled] if self._room else None
             room = mx.zeros((rows - self._filled, *like.shape[1:]), like.dtype)
-            self._room[name] = room if held is None else mx.concatenate([held, room])
+            held = self._room.get(name)
+            self._room[name] = room if held is None else mx.concatenate([held[: self._filled], room])
 
 
 def why_whole(*, own_words: int | None, markov: bool, table: Table | None, target: str) -> str | None:
