@@ -159,8 +159,8 @@ class Rope:
         self._theta = config.theta if config.kind == "default" else None
         self._wavelengths = None if self._theta else mx.array(config.wavelengths(dims), dtype=mx.float32)
 
-    def __call__(self, rows: mx.array, *, offset: int) -> mx.array:
-        """Rotate rows that stand at positions offset, offset + 1, ..."""
+    def __call__(self, rows: mx.array, *, offset: int | mx.array) -> mx.array:
+        """Rotate rows that stand at positions offset, offset + 1, ...; an array [1st axis] gives each its own."""
         return mx.fast.rope(
             rows,
             self.dims,
