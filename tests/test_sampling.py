@@ -330,6 +330,36 @@ def test_the_gap_is_in_favour_of_what_was_drawn() -> None:
     assert Sampler(GREEDY).gap(mx.array([[1.0, 3.5]]), 0, None, (1, 0)) == 2.5
 
 
+def test_a_token_that_was_cut_off_is_as_far_away_as_the_last_one_kept() -> None:
+    """Its noise alone may be what would win: without the cut the gap would be negative."""
+    logits = mx.array([[4.0, 3.0, 2.0, 1.0, 0.0, -1.0]])
+    last = {"top_k": (2, 3.0), "min_p": (0.3, 3.0), "top_p": (0.85, 3.0)}
+    for name, (value, kept) in last.items():
+        cut = Sampler(SamplingParams(temperature=1.0, seed=0, **{name: value}))  # type: ignore[arg-type]
+        free = Sampler(SamplingParams(temperature=1.0, seed=0))
+        seen = set()
+        for position in range(40):
+            token = cut.draw(logits, position).item()
+            assert token in (0, 1)
+            for other in range(6):
+                if other == token:
+                    continue
+                gap, plainly = (s.gap(logits, position, None, (token, other)) for s in (cut, free))
+                if other in (0, 1):
+                    assert gap == pytest.approx(plainly) and gap > 0
+                else:
+                    assert gap == pytest.approx(max(plainly, kept - logits[0, other].item()))
+                    assert gap > 0
+                    seen.add(plainly < 0)
+        assert seen == {True, False}, name
+
+
+def test_a_gap_behind_a_cut_is_in_units_of_the_logits() -> None:
+    logits = mx.array([[4.0, 3.0, 2.0]])
+    sampler = Sampler(SamplingParams(temperature=1e-3, top_k=1, seed=0))
+    assert sampler.gap(logits, 0, None, (0, 2)) == pytest.approx(2.0, abs=0.02)
+
+
 # What is refused.
 
 

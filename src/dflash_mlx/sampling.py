@@ -118,18 +118,22 @@ class Sampler:
         return self._draw(logits, position, history, logits.shape[-1])
 
     def gap(self, logits: mx.array, position: int, history: mx.array | None, ids: tuple[int, int]) -> float:
-        """By how much the draw at `position` prefers the first id to the second, in units of its logits [1, V].
+        """By how much logits [1, V] would have to move for the draw at `position` to fall on the second id.
 
-        At temperature 0 the difference of the two logits; else that of the perturbed ones.
+        At temperature 0 the difference of the two logits, else that of the perturbed ones. A token that top-k, top-p
+        or min-p cut off must first come in again: where that takes more, the gap is its distance to the last one kept.
         """
         logits = self._process(logits.astype(mx.float32), position, history)
-        pair = mx.array(ids, mx.uint32)
-        scores = logits[0, pair]
-        if self.params.temperature > 0:
-            noise = _gumbel(pair, _keys(self.params.seed, position, 1))[0]
-            scores = scores + self.params.temperature * noise
-        gap: float = (scores[0] - scores[1]).item()  # type: ignore[assignment]
-        return gap
+        pair, temperature = mx.array(ids, mx.uint32), self.params.temperature
+        if temperature == 0:
+            return _first_ahead(logits[0, pair])
+        scores = _tempered(logits, temperature)
+        ahead = _first_ahead(scores[0, pair] + _gumbel(pair, _keys(self.params.seed, position, 1))[0])
+        missing = mx.maximum(_last_kept(scores, self.params) - scores[0, pair], 0)
+        first, second = _floats(missing)
+        if second > 0:
+            return temperature * max(ahead, second)
+        return temperature * (min(ahead, -first) if first > 0 else ahead)
 
     def _draw(self, logits: mx.array, position: int, history: mx.array | None, shortlist: int) -> mx.array:
         logits = self._process(logits.astype(mx.float32), position, history)
@@ -211,7 +215,23 @@ def _draw_within(scores: mx.array, keys: mx.array, params: SamplingParams, short
     Every cut keeps a prefix by rank.
     """
     values, ids = _largest(scores, shortlist)
-    kept = mx.arange(shortlist) < (params.top_k or shortlist)
+    kept = _kept(values, scores, params)
+    noisy = mx.where(kept, values + _gumbel(ids, keys), -mx.inf)
+    best = mx.max(noisy, axis=-1, keepdims=True)
+    last_id = mx.array(scores.shape[-1] - 1, mx.uint32)  # where no score is a number, still an id
+    drawn = mx.min(mx.where(noisy == best, ids, last_id), axis=-1).astype(mx.int32)
+    if shortlist == scores.shape[-1]:
+        return drawn
+    # Elements equal to the shortlist's last may have been left out, so the cut must end above it, unless those
+    # are impossible ones.
+    last, last_kept = values[:, -1], mx.min(mx.where(kept, values, mx.inf), axis=-1)
+    return mx.where((last_kept > last) | (last == -mx.inf), drawn, UNDECIDED)
+
+
+def _kept(values: mx.array, scores: mx.array, params: SamplingParams) -> mx.array:
+    """What the cuts leave of the largest `values` [S, n], in order, of each row of scores [S, V]."""
+    count = values.shape[-1]
+    kept = mx.broadcast_to(mx.arange(count) < (params.top_k or count), values.shape)
     weights = mx.exp(values)
     if params.top_p < 1:
         ranked = mx.where(kept, weights, 0)
@@ -223,16 +243,23 @@ def _draw_within(scores: mx.array, keys: mx.array, params: SamplingParams, short
         kept = kept & (before < params.top_p * total)
     if params.min_p > 0:
         kept = kept & (weights >= params.min_p)
-    noisy = mx.where(kept, values + _gumbel(ids, keys), -mx.inf)
-    best = mx.max(noisy, axis=-1, keepdims=True)
-    last_id = mx.array(scores.shape[-1] - 1, mx.uint32)  # where no score is a number, still an id
-    drawn = mx.min(mx.where(noisy == best, ids, last_id), axis=-1).astype(mx.int32)
-    if shortlist == scores.shape[-1]:
-        return drawn
-    # Elements equal to the shortlist's last may have been left out, so the cut must end above it, unless those
-    # are impossible ones.
-    last, last_kept = values[:, -1], mx.min(mx.where(kept, values, mx.inf), axis=-1)
-    return mx.where((last_kept > last) | (last == -mx.inf), drawn, UNDECIDED)
+    return kept
+
+
+def _last_kept(scores: mx.array, params: SamplingParams) -> mx.array:
+    """The smallest of scores [1, V] that the cuts leave [1]."""
+    values, _ = _largest(scores, scores.shape[-1])
+    return mx.min(mx.where(_kept(values, scores, params), values, mx.inf), axis=-1)
+
+
+def _first_ahead(two: mx.array) -> float:
+    first, second = _floats(two)
+    return first - second
+
+
+def _floats(array: mx.array) -> list[float]:
+    values: list[float] = array.tolist()  # type: ignore[assignment]
+    return values
 
 
 def _largest(scores: mx.array, count: int) -> tuple[mx.array, mx.array]:

@@ -21,6 +21,7 @@ def result_record(result: Result) -> Record:
         "finish_reason": result.finish_reason,
         "prompt_tokens": stats.prompt_tokens,
         "reused_tokens": stats.reused_tokens,
+        "read_tokens": stats.read_tokens,
         "new_tokens": stats.new_tokens,
         "rounds": stats.rounds,
         "verified": stats.verified,
@@ -70,7 +71,12 @@ def comparison_record(comparison: Comparison) -> Record:
 
 
 def _seconds(seconds: Seconds) -> Record:
-    measured: Record = {"load": seconds.load, "prefill": seconds.prefill, "decode": seconds.decode}
+    measured: Record = {
+        "load": seconds.load,
+        "prefill": seconds.prefill,
+        "first_token": seconds.first_token,
+        "decode": seconds.decode,
+    }
     if seconds.draft is not None:
         measured |= {"draft": seconds.draft, "verify": seconds.verify, "other": seconds.other}
     return measured
