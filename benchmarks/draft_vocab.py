@@ -11,16 +11,25 @@ decides by its own measured costs.
 """
 
 import argparse
+import importlib.metadata
 import json
 import sys
+from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from decode import PROMPTS, describe
-
 from dflash_mlx import DFlashGenerator
 from dflash_mlx.core import Result
+from dflash_mlx.runtime import machine
+
+PROMPTS = {
+    "code": "Write a quicksort in Python.",
+    "maths": "What is 17 times 6? Show your steps.",
+    "prose": "Explain gravity in simple terms.",
+    "chat": "Write an email to a friend about hiking.",
+    "structured": "Give me a JSON object describing a book.",
+}
 
 
 def arguments() -> argparse.Namespace:
@@ -56,6 +65,18 @@ def main() -> None:
     if asked.out:
         rows = added(asked.out, rows, {"mode": asked.mode, **facts, "words": words, "options": options})
     print_table(rows)
+
+
+def describe(runner: DFlashGenerator) -> dict[str, Any]:
+    here = machine()
+    return {
+        "date": date.today().isoformat(),
+        "machine": f"{here.chip}, {here.memory_gb:.0f} GB, {here.os}, {here.device}",
+        "blas": here.blas,
+        **{name: importlib.metadata.version(name) for name in ("dflash-mlx", "mlx", "mlx-lm")},
+        "target": runner.target_name,
+        "draft": runner.draft_name,
+    }
 
 
 def load(asked: argparse.Namespace) -> dict[str, DFlashGenerator]:
