@@ -47,7 +47,7 @@ def test_it_prints_sections_on_stdout_and_loads_no_model(console):
     result = console("doctor")
     assert (result.exit_code, result.stderr, console.made) == (0, "", [])
     titles = [line for line in result.stdout.splitlines() if not line.startswith(" ")]
-    assert titles == ["machine", "versions", "blas", "folders", "models", "kernels"]
+    assert titles == ["machine", "versions", "blas", "folders", "models", "kernels", "costs"]
     assert "  name     Some BLAS 1.0\n" in result.stdout
     assert "no Metal device: MLX's own operations run" in result.stdout
 

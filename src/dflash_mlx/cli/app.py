@@ -22,6 +22,7 @@ from dflash_mlx.cli.options import (
     ChatOptions,
     Options,
     check,
+    check_values,
     flag,
     for_chat,
     inherit,
@@ -30,6 +31,7 @@ from dflash_mlx.cli.options import (
     without_effect,
 )
 from dflash_mlx.cli.prompt import NoPrompt, read_prompt, stdin_is_terminal
+from dflash_mlx.cli.train_options import TrainOptions
 from dflash_mlx.errors import DFlashError, UsageError
 
 if TYPE_CHECKING:
@@ -97,9 +99,24 @@ def bench(ctx: typer.Context, options: BenchOptions) -> None:
 
 
 @app.command()
+@takes(TrainOptions)
+def train(ctx: typer.Context, options: TrainOptions) -> None:
+    """Make a drafter for a target: gather its own answers, train on them, measure the drafter."""
+    outer: Options = ctx.meta.get(_OUTER, Options())
+
+    def body(view: View) -> int:
+        _refuse_outer(outer, "train")
+        from dflash_mlx.cli.train import train as run
+
+        return run(view, replace(options, json=options.json or outer.json))
+
+    _report(None, options.debug or outer.debug, body)
+
+
+@app.command()
 @takes(DoctorOptions)
 def doctor(ctx: typer.Context, options: DoctorOptions) -> None:
-    """Say what runs on this machine, what could be mended, and what the acceptance of a pair depends on."""
+    """Say what runs here, what could be mended, what drafting costs, and what the acceptance of a pair depends on."""
     outer: Options = ctx.meta.get(_OUTER, Options())
     as_json = options.json or outer.json
 
@@ -112,6 +129,8 @@ def doctor(ctx: typer.Context, options: DoctorOptions) -> None:
             found = diagnose_pair(view, options, ctx.obj or _load)
             _show(view, found if as_json else for_reading(found), as_json)
             return 0
+        if options.recalibrate:
+            return _recalibrate(view, options, as_json, ctx.obj or _load)
         return _examine(view, as_json)
 
     _report(None, options.debug or outer.debug, body)
@@ -289,11 +308,21 @@ def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
 
 
 def _examine(view: View, json: bool) -> int:
+    from dflash_mlx.cli.costs import for_reading
     from dflash_mlx.cli.doctor import examine
 
     found = examine()
-    _show(view, found, json)
+    _show(view, found if json else for_reading(found), json)
     return 1 if found["problems"] else 0
+
+
+def _recalibrate(view: View, options: DoctorOptions, json: bool, load: Factory) -> int:
+    from dflash_mlx.cli.costs import for_reading, recalibrated
+
+    check_values(options)
+    found = recalibrated(view, load, options.model())
+    _show(view, found if json else for_reading(found), json)
+    return 0
 
 
 def _refuse_outer(outer: Options, command: str) -> None:

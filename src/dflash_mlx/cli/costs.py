@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dflash_mlx.cli.record import Record
+from dflash_mlx.errors import UsageError
 
 if TYPE_CHECKING:
     from dflash_mlx.cli.view import View
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
 _TELLING = ("target", "draft", "dtype", "draft_bits", "draft_vocab", "block_size")
 
 
-def known_costs() -> Record:
+def known_costs(problems: list[str]) -> Record:
     """Every curve that is kept; what drafting needs to pay is in tokens a round, its own token included."""
     from dflash_mlx import calibration
 
-    setting = os.environ.get("DFLASH_COSTS") or "auto"
+    setting = os.environ.get("DFLASH_COSTS", "auto")
+    try:
+        calibration.wanted()
+    except UsageError as error:
+        problems.append(str(error))
     try:
         pairs = [_pair(key) | {"depths": _depths(curve)} for key, curve in calibration.known_pairs()]
     except RuntimeError:
@@ -66,10 +71,10 @@ def _pair(key: Mapping[str, str]) -> Record:
 
 
 def _label(pair: Record) -> str:
-    about = [pair["dtype"], f"block {pair['block_size']}"]
+    about = [pair.get("dtype", "?"), f"block {pair['block_size']}"]
     about += [f"{pair['draft_bits']} bits"] if "draft_bits" in pair else []
     about += [f"{pair['draft_vocab']} words"] if "draft_vocab" in pair else []
-    return f"{pair['target']} + {pair['draft']} ({', '.join(about)})"
+    return f"{pair.get('target', '?')} + {pair.get('draft', '?')} ({', '.join(about)})"
 
 
 def _depths(curve: CostCurve) -> list[Record]:

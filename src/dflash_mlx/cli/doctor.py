@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 
 from dflash_mlx import runtime, tuning
+from dflash_mlx.cli.costs import known_costs
 from dflash_mlx.cli.record import Record
 from dflash_mlx.errors import UsageError
 from dflash_mlx.kernels.source import usable
@@ -26,6 +27,7 @@ def examine() -> Record:
         "folders": _folders(),
         "models": _models(problems),
         "kernels": _kernels(problems),
+        "costs": known_costs(problems),
         "problems": problems,
     }
 

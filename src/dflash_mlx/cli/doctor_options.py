@@ -1,6 +1,6 @@
-"""The options of `dflash-mlx doctor`, and which of them need --diagnose. MLX is not loaded."""
+"""The options of `dflash-mlx doctor`, and which of them need --diagnose or --recalibrate. MLX is not loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from dflash_mlx.cli.bench_options import SEED
@@ -9,16 +9,20 @@ from dflash_mlx.cli.options import _option as option
 from dflash_mlx.errors import UsageError
 
 _DIAGNOSIS, _OUTPUT = "With --diagnose", "Output"
-_ALWAYS = ("json", "debug", "diagnose")
+_ALWAYS = ("json", "debug", "diagnose", "recalibrate")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(PairOptions):
-    """What the doctor understands; of a pair only where it is to be diagnosed."""
+    """What the doctor understands; of a pair only where it is to be diagnosed or measured."""
 
     diagnose: Annotated[
         bool,
         option(_OUTPUT, "Load a pair, and find out what its acceptance depends on.", "--diagnose"),
+    ] = False
+    recalibrate: Annotated[
+        bool,
+        option(_OUTPUT, "Load a pair, and measure again what drafting costs with it here.", "--recalibrate"),
     ] = False
     prompt_file: Annotated[
         str | None,
@@ -43,13 +47,20 @@ class DoctorOptions(PairOptions):
 
 
 def check_doctor(options: DoctorOptions) -> None:
-    """Refuse options that need a pair where none is diagnosed.
+    """Refuse options that need a pair where none is loaded, or that mean nothing where one is measured.
 
     Raises:
         UsageError: naming the first.
     """
+    if options.diagnose and options.recalibrate:
+        raise UsageError("--diagnose and --recalibrate are both given; give one after the other.")
     if options.diagnose:
         return
+    of_a_pair = [option.name for option in fields(PairOptions)]
     for name in options.given():
-        if name not in _ALWAYS:
-            raise UsageError(f"{flag(name)} goes with --diagnose; give that too, or leave it out.")
+        if name in _ALWAYS or (options.recalibrate and name in of_a_pair and name != "mode"):
+            continue
+        if options.recalibrate:
+            raise UsageError(f"{flag(name)} changes nothing of what --recalibrate measures; leave it out.")
+        other = " or --recalibrate" if name in of_a_pair and name != "mode" else ""
+        raise UsageError(f"{flag(name)} goes with --diagnose{other}; give that too, or leave it out.")
