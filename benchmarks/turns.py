@@ -59,9 +59,8 @@ def main() -> None:
         on_note=lambda note: print(note, file=sys.stderr),
     ) as runner:
         cold = DFlashGenerator(runner.target, mode="off", kept_gb=0)
-        # The first pass of a process also makes ready what later ones find.
+        # The first pass of a process also makes ready what later ones find. It is not the runner's: it would keep it.
         cold.generate("Hello.", max_new_tokens=2)
-        runner.generate("Hello.", max_new_tokens=2)
         rows = turns(runner, cold, document(asked.first_tokens, runner.target.tokenizer), options)
     print_table(rows)
     if asked.out:
