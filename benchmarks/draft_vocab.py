@@ -61,9 +61,11 @@ def main() -> None:
     options = {"max_new_tokens": asked.max_new_tokens, "temperature": 0.0}
     for arm in arms.values():
         arm.generate(PROMPTS["code"], max_new_tokens=16)  # warm-up, not counted
-    rows = [row for name in asked.classes.split(",") for row in measure(arms, name, asked.repeats, options)]
-    if asked.out:
-        rows = added(asked.out, rows, {"mode": asked.mode, **facts, "words": words, "options": options})
+    record = {"mode": asked.mode, **facts, "words": words, "options": options}
+    rows: list[dict[str, Any]] = []
+    for name in asked.classes.split(","):
+        fresh = measure(arms, name, asked.repeats, options)
+        rows = added(asked.out, fresh, record) if asked.out else rows + fresh
     print_table(rows)
 
 
@@ -137,7 +139,7 @@ def added(out: Path, rows: list[dict[str, Any]], facts: dict[str, Any]) -> list[
         sys.exit(f"{out} holds figures of another machine, pair or mode; give another file.")
     fresh = {row["class"] for row in rows}
     held["rows"] = [row for row in held["rows"] if row["class"] not in fresh] + rows
-    held["commands"].append(" ".join(sys.argv))
+    held["commands"] = list(dict.fromkeys([*held["commands"], " ".join(sys.argv)]))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(held, indent=1) + "\n")
     return held["rows"]

@@ -10,8 +10,9 @@ from dflash_mlx import runtime
 from dflash_mlx.conversation import Conversations, Mark, mark, state_of
 from dflash_mlx.core import Chunk, Result, Stats
 from dflash_mlx.decoding import Decoder, Meter, Policy
+from dflash_mlx.drafter import Drafter
 from dflash_mlx.engine import Engine
-from dflash_mlx.policy import Adaptive, CostCurve, WholeBlock
+from dflash_mlx.policy import Adaptive, CostCurve, Dearer, WholeBlock
 from dflash_mlx.request import Request
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.text import Piece, Transcript
@@ -37,7 +38,7 @@ def answer(
         drafter=drafter,
         sampler=Sampler(request.params, request.options.logits_processors, choices=engine.kernels),
         cut=transcript.cut,
-        policy=policy or (Adaptive(engine.curve) if engine.curve else WholeBlock()),
+        policy=policy or _policy(engine, drafter),
         max_new_tokens=request.budget,
         block_size=engine.block_size or 1,
         prefill_chunk=engine.pace,
@@ -52,6 +53,15 @@ def answer(
         left = state_of(target, decoder.cache, drafter, decoder.ids, marks)
         if left is not None:
             conversations.keep(left)
+
+
+def _policy(engine: Engine, drafter: Drafter | None) -> Policy:
+    """What the measured costs say; whole blocks where nothing was measured."""
+    if engine.curve is None:
+        return WholeBlock()
+    if drafter is None or engine.shortlist is None:
+        return Adaptive(engine.curve)
+    return Dearer(engine.curve, extra=engine.shortlist.saved, is_dear=lambda: drafter.reads_whole_head)
 
 
 def collected(chunks: Iterable[Chunk]) -> Result:

@@ -207,7 +207,8 @@ def _chosen(
     if size is None:
         return Listed(None, ())
     share = bearable(found, size, block_size=block_size)
-    shortlist = Shortlist(table, order[:size], through=head, bearable=share)
+    saved = max(found.draft["full"] - found.draft[str(size)], 0.0)
+    shortlist = Shortlist(table, order[:size], through=head, bearable=share, saved=saved)
     note = (
         f"Proposals come from {size:,} of {target.vocab_size:,} words and those of the text: a draft takes "
         f"{1e3 * found.draft[str(size)]:.1f} ms instead of {1e3 * found.draft['full']:.1f} "

@@ -111,6 +111,11 @@ class Drafter:
         if sum(waiting.keep for waiting in self._waiting) > _MAX_WAITING:
             self.settle()
 
+    @property
+    def reads_whole_head(self) -> bool:
+        """Whether the next proposals come from all words although there is a shortlist."""
+        return self._words is not None and not self._words.covers
+
     def see(self, text: Sequence[int]) -> None:
         """The text so far, which only grows: its words may be proposed, whatever the shortlist."""
         if self._words is not None:
@@ -133,7 +138,7 @@ class Drafter:
             UsageError: a block below 2 or above the trained one.
         """
         hidden = self._hidden(anchor, block_size)
-        if self._words is None or not self._words.covers:
+        if self._words is None or self.reads_whole_head:
             return self.network.choose(hidden, self._logits(hidden), anchor)
         return self.network.choose(hidden, self._logits(hidden, self._words), anchor, words=self._words.ids)
 

@@ -2,6 +2,7 @@
 
 from dflash_mlx.policy.adaptive import Adaptive
 from dflash_mlx.policy.costs import CostCurve, Costs, Depth
+from dflash_mlx.policy.dearer import Dearer
 from dflash_mlx.policy.plan import Plan, WholeBlock
 
-__all__ = ["Adaptive", "CostCurve", "Costs", "Depth", "Plan", "WholeBlock"]
+__all__ = ["Adaptive", "CostCurve", "Costs", "Dearer", "Depth", "Plan", "WholeBlock"]
