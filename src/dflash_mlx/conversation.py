@@ -127,6 +127,7 @@ class Conversations:
 
 def mark(cache: Any, drafter: Drafter | None, length: int) -> Mark:
     """Remember this place, for caches and contexts that a length does not bring back."""
+    kept.compact(cache)
     return Mark(length, kept.snapshot(cache), drafter.snapshot() if drafter else None)
 
 
@@ -159,6 +160,7 @@ def state_of(
             length = place.length
             kept.rewind(cache, length, place.cache)
     marks = tuple(m for m in marks if m.length <= length)[-_MARKS:]
+    kept.compact(cache)
     nbytes = kept.nbytes(cache, [m.cache for m in marks])
     context = drafter.snapshot() if drafter else None
     if drafter is not None:

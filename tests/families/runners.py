@@ -1,5 +1,8 @@
 """Whole generators over the families' tiny targets."""
 
+import copy
+import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,9 +11,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from dflash_mlx import DFlashGenerator
 from dflash_mlx.loading import LoadedTarget
-from tests.kit.families import family
+from tests.kit.families import FAMILIES
+from tests.kit.models import sharpened
 from tests.kit.tokenizers import build_bpe
-from tests.loading.checkpoints import VOCAB
+from tests.loading.checkpoints import VOCAB, write_config
 
 # As Qwen's: an empty thought where none is wanted, and no thought of any earlier answer.
 REWRITING = (
@@ -31,13 +35,22 @@ def tokenizer() -> TokenizerWrapper:
 
 
 @cache
-def loaded(name: str, **changes: Any) -> LoadedTarget:
+def loaded(name: str, kv_bits: int | None = None, **changes: Any) -> LoadedTarget:
     """A family's target with a tokenizer; nothing ends its answers but what a test asks for."""
-    model = family(name, vocab_size=VOCAB, **changes)
+    config = copy.deepcopy(FAMILIES[name])
+    inner = config.get("text_config", config)
+    inner.update(changes)
+    for part in (config, inner):
+        part |= {key: VOCAB for key in part if key in ("vocab_size", "vocab_size_per_layer_input")}
+    model = sharpened(config, f"tiny-{name}", kv_bits=kv_bits)
     return LoadedTarget(model, tokenizer(), (), {}, f"tiny-{name}")
 
 
 def pair_of(name: str, draft: Path, **changes: Any) -> tuple[DFlashGenerator, DFlashGenerator]:
     """One that drafts and keeps conversations, and one that does neither; over the same target."""
     target = loaded(name, **changes)
-    return DFlashGenerator(target, draft), DFlashGenerator(target, mode="off", kept_gb=0)
+    fitted = draft.with_name(f"{draft.name}-{target.model.num_layers}")
+    shutil.copytree(draft, fitted, dirs_exist_ok=True)
+    config = json.loads((draft / "config.json").read_text())
+    write_config(fitted, {**config, "num_target_layers": target.model.num_layers})
+    return DFlashGenerator(target, fitted), DFlashGenerator(target, mode="off", kept_gb=0)

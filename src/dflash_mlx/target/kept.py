@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx_lm.models.cache import ArraysCache
 
 from dflash_mlx.target import caches
 from dflash_mlx.target.caches import KINDS, Cache
@@ -33,6 +34,14 @@ def nbytes(cache: Cache, snapshots: Iterable[Snapshot | None] = ()) -> int:
     """Bytes of the buffers, room for more rows included, and of the snapshots."""
     noted = [leaf for _, leaf in _leaves(list(snapshots)) if isinstance(leaf, mx.array)]
     return sum(int(layer.nbytes) for layer in caches.parts(cache)) + sum(array.nbytes for array in noted)
+
+
+def compact(cache: Cache) -> None:
+    """Let no array that was cut out of a larger one keep all of that in memory; evaluates what it copies."""
+    for layer in caches.parts(cache):
+        if isinstance(layer, ArraysCache):
+            layer.cache = [None if array is None else mx.contiguous(array) for array in layer.cache]
+            mx.eval([array for array in layer.cache if array is not None])
 
 
 def goes_back(cache: Cache) -> bool:
