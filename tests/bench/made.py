@@ -32,7 +32,9 @@ def trial(kind="code", number=1, repeat=0, context=0, differences=None, **speeds
         for name, value in speeds.items()
     }
     none = {name: None for name in results if name != PLAIN}
-    return Trial(Task(kind, number, f"{kind} {number}", context), repeat, results, none | (differences or {}))
+    return Trial(
+        Task(kind, number, f"{kind} {number}", context, 99), repeat, results, none | (differences or {})
+    )
 
 
 class TimedPair:

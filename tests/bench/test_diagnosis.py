@@ -180,6 +180,12 @@ def test_a_gain_for_half_of_the_questions_is_not_clear(planted):
     assert found.conclusion.startswith("Nothing is clear; layers +1 may help")
 
 
+def test_what_long_prompts_cost_is_said(planted):
+    found = planted(lambda _e, p, _o: len(p) < 500)
+    assert found.conclusion.startswith("Nothing that was tried would raise acceptance clearly")
+    assert found.conclusion.endswith("times the tokens a round after 1,024 tokens.")
+
+
 def test_hardly_anything_accepted_points_at_the_pair(planted):
     found = planted(lambda *_: False)
     poor = replace(found.by_class[-1], tokens_per_round=1.1)

@@ -11,7 +11,8 @@ from dflash_mlx.bench.race import race
 from dflash_mlx.errors import UsageError
 from tests.bench.made import TimedPair
 
-OPTIONS = {"max_new_tokens": 20, "seed": 7}
+OPTIONS = {"seed": 7}
+ASKED = {"seed": 7, "max_new_tokens": 20}
 QUESTIONS = [Question("code", "a"), Question("code", "b"), Question("prose", "c")]
 
 
@@ -24,6 +25,8 @@ def setting(**changes):
         "long_questions": 9,
         "repeats": 2,
         "cooldown": 0.0,
+        "new_tokens": 20,
+        "long_new_tokens": 30,
         "options": OPTIONS,
     }
     return Setting(**{**made, **changes})
@@ -46,10 +49,10 @@ def test_every_arm_comes_once_at_each_place():
 
 def test_arms_answer_one_prompt_after_the_other_in_turns():
     pair = TimedPair()
-    tasks = [(Task("code", n, f"q{n}", 0), arms("auto", [4])) for n in (1, 2)]
+    tasks = [(Task("code", n, f"q{n}", 0, 20), arms("auto", [4])) for n in (1, 2)]
     found = list(trials(pair, tasks, options=OPTIONS, repeats=2))
     assert [(t.task.number, t.repeat) for t in found] == [(1, 0), (2, 0), (1, 1), (2, 1)]
-    measured = [(rows, prompt) for rows, prompt, options in pair.asked if options == OPTIONS]
+    measured = [(rows, prompt) for rows, prompt, options in pair.asked if options == ASKED]
     assert measured == [
         (0, "q1"), (None, "q1"), (4, "q1"),
         (None, "q2"), (4, "q2"), (0, "q2"),
@@ -61,7 +64,7 @@ def test_arms_answer_one_prompt_after_the_other_in_turns():
 
 def test_every_arm_runs_once_unmeasured_first():
     pair = TimedPair()
-    tasks = [(Task("code", n, f"q{n}", 0), arms("auto", [4])) for n in (1, 2)]
+    tasks = [(Task("code", n, f"q{n}", 0, 20), arms("auto", [4])) for n in (1, 2)]
     list(trials(pair, tasks, options=OPTIONS, repeats=1))
     warm = [(rows, options["max_new_tokens"]) for rows, _, options in pair.asked[:3]]
     assert warm == [(0, 12), (None, 12), (4, 12)] and len(pair.asked) == 3 + 6
@@ -69,7 +72,7 @@ def test_every_arm_runs_once_unmeasured_first():
 
 def test_the_rest_comes_before_every_measured_answer():
     pair, rests = TimedPair(), []
-    tasks = [(Task("code", 1, "q", 0), arms("auto", []))]
+    tasks = [(Task("code", 1, "q", 0, 20), arms("auto", []))]
     list(
         trials(
             pair,
@@ -141,6 +144,7 @@ def test_longer_contexts_ask_one_question_of_each_class_by_two_arms():
     found = line_up(contexts=[0, 1000])
     assert found.notes == [] and isinstance(found, Lineup)
     names = [(task.kind, task.number, task.context, len(competing)) for task, competing in found.tasks]
+    assert [task.new_tokens for task, _ in found.tasks] == [20, 20, 20, 30, 30]
     assert names == [
         ("code", 1, 0, 4), ("code", 2, 0, 4), ("prose", 1, 0, 4), ("code", 1, 1000, 2), ("prose", 1, 1000, 2),
     ]  # fmt: skip
@@ -150,10 +154,22 @@ def test_longer_contexts_ask_one_question_of_each_class_by_two_arms():
 
 
 def test_a_context_that_the_target_does_not_take_is_shortened_and_said():
-    found = line_up(limit=1020, contexts=[4096, 8192])
+    found = line_up(limit=1030, contexts=[4096, 8192])
     assert found.notes == [
-        f"some target takes 1020 tokens, the answer included: prompts of {asked} are shortened to 1000."
+        f"some target takes 1030 tokens, the answer included: prompts of {asked} are shortened to 1000."
         for asked in (4096, 8192)
     ]
     assert [task.context for task, _ in found.tasks] == [1000, 1000], "none twice"
     assert all(len(task.prompt) <= 1000 for task, _ in found.tasks)
+
+
+def test_other_work_on_the_machine_is_told():
+    class Disturbed(TimedPair):
+        def yardstick(self, prompt, **options):
+            self.speeds[0] = 2.0 if prompt == "b" else 10.0
+            return super().yardstick(prompt, **options)
+
+    quiet = race(TimedPair(), line_up(), setting(), own="auto", tell=lambda _: None)
+    busy = race(Disturbed(), line_up(), setting(), own="auto", tell=lambda _: None)
+    assert quiet.notes == []
+    assert busy.notes[0].startswith("In 2 of 6 trials plain decoding ran far below its usual speed")

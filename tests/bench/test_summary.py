@@ -3,7 +3,16 @@
 import pytest
 
 from dflash_mlx.bench.arms import PLAIN
-from dflash_mlx.bench.summary import Position, Spread, all_the_way, best_fixed, positions, rows, spread
+from dflash_mlx.bench.summary import (
+    Position,
+    Spread,
+    all_the_way,
+    best_fixed,
+    disturbed,
+    positions,
+    rows,
+    spread,
+)
 from dflash_mlx.core import Difference
 from tests.bench.made import answer, trial
 
@@ -150,3 +159,12 @@ def test_texts_that_differ_are_kept():
     differs = Difference(3, 1, 2, 1e-4)
     [row] = rows([trial(plain=1.0, auto=1.0, differences={"auto": differs})], "auto")
     assert row.figures("auto").differences == (differs,)
+
+
+def test_trials_beside_other_work_are_counted():
+    """Prompts of one length are held against each other: a longer one is slower by itself."""
+    usual = [trial(number=n, plain=speed, auto=speed) for n, speed in enumerate([10.0, 11.0, 9.0, 10.0])]
+    longer = [trial(number=n, context=2048, plain=4.0, auto=4.0) for n in range(2)]
+    assert disturbed([*usual, *longer]) == 0
+    assert disturbed([*usual, *longer, trial(number=9, plain=5.0, auto=1.0)]) == 1
+    assert disturbed([]) == 0

@@ -1,13 +1,19 @@
 """`dflash-mlx bench`: what it refuses before anything is loaded, and a whole race of a tiny random pair."""
 
+import io
 import json
 import xml.etree.ElementTree as ET
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from dflash_mlx.bench import arms
+from dflash_mlx.bench import Outcome, arms
+from dflash_mlx.bench.summary import rows
 from dflash_mlx.cli.app import app
+from dflash_mlx.cli.bench_tables import tables
+from dflash_mlx.core import Difference
+from tests.bench.made import answer, trial
 from tests.loading.checkpoints import write_draft, write_target
 
 SMALL = [
@@ -40,7 +46,8 @@ def test_the_record_holds_what_two_reports_need_to_be_compared(raced):
     assert record["schema"] == 1 and record["command"][0] == "dflash-mlx" and record["interrupted"] is False
     assert record["machine"].keys() >= {"chip", "os", "device", "blas", "memory_gb", "cores", "threads"}
     assert {"python", "mlx", "mlx-lm", "dflash-mlx"} <= record["versions"].keys()
-    assert record["pair"]["dtype"] == "float32" and record["pair"]["block_size"] == 8
+    assert (record["pair"]["dtype"], record["pair"]["block_size"]) == ("float32", 8)
+    assert {"target", "draft", "draft_bits", "draft_vocab", "kv_bits", "kernels"} <= record["pair"].keys()
     options = record["options"]
     assert (options["classes"], options["contexts"], options["max_new_tokens"]) == (
         ["code", "prose"],
@@ -52,8 +59,8 @@ def test_the_record_holds_what_two_reports_need_to_be_compared(raced):
 
 def test_every_class_has_a_row_with_all_its_figures(raced):
     record, _, _ = raced
-    rows = [(row["kind"], row["context"]) for row in record["rows"]]
-    assert rows == [("code", 0), ("prose", 0), ("all", 0), ("all", 400)]
+    found = [(row["kind"], row["context"]) for row in record["rows"]]
+    assert found == [("code", 0), ("prose", 0), ("all", 0), ("all", 400)]
     for row in record["rows"]:
         names = [figures["arm"] for figures in row["arms"]]
         assert names == (["plain", "auto"] if row["context"] else ["plain", "auto", "block 2", "block 8"])
@@ -73,11 +80,11 @@ def test_every_class_has_a_row_with_all_its_figures(raced):
 def test_every_answer_is_kept_with_its_rounds(raced):
     record, _, _ = raced
     assert len(record["trials"]) == 4 + 2
-    for trial in record["trials"]:
-        for name, answer in trial["answers"].items():
-            assert answer["new_tokens"] == 6 and sum(answer["accept_lengths"]) + answer["rounds"] >= 5
-            assert name != "block 2" or max(answer["verify_lengths"]) == 1
-            assert name != "plain" or answer["plain_rounds"] == 5
+    for kept in record["trials"]:
+        for name, one in kept["answers"].items():
+            assert one["new_tokens"] == 6 and sum(one["accept_lengths"]) + one["rounds"] >= 5
+            assert name != "block 2" or max(one["verify_lengths"]) == 1
+            assert name != "plain" or one["plain_rounds"] == 5
 
 
 def test_the_object_and_the_pictures_are_written(raced):
@@ -91,26 +98,45 @@ def test_the_object_and_the_pictures_are_written(raced):
 
 
 def test_the_tables_stand_on_stdout_and_progress_on_stderr(pair, tmp_path):
-    result = bench(*pair, *SMALL, "--temperature", "0.8", "--out", tmp_path)
+    one = ["--classes", "code", "--limit", "1", "--blocks", "8", "--repeats", "1", "--max-new-tokens", "3"]
+    result = bench(*pair, *one, "--temperature", "0.8", "--out", tmp_path)
     assert result.exit_code == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert any(line.split()[:1] == ["code"] and "yes" in line for line in lines)
-    assert "auto / best block" in result.stdout and "plain is faster here" in result.stdout
-    assert "4 of 4, prose 2: plain " in result.stderr and "tok/s" in result.stderr
+    assert len([line for line in result.stdout.splitlines() if line.split()[:1] == ["code"]]) == 3
+    assert "auto / best" in result.stdout and "same text" in result.stdout
+    assert "1 of 1, code 1: plain " in result.stderr and "tok/s" in result.stderr
     assert json.loads((tmp_path / "result.json").read_text())["options"]["temperature"] == 0.8
 
 
+def test_a_table_is_folded_and_never_cut():
+    """On a narrow terminal a figure goes on below; an ellipsis in its place would hide it."""
+    drafted = answer(13.0, accepted=[7, 3, 0], verified=[7, 7, 7])
+    differs = {"auto": Difference(3, 1, 2, 1e-4)}
+    trials = [trial(number=n, plain=10.0, auto=12.5, block_8=drafted, differences=differs) for n in (1, 2)]
+    outcome = Outcome(
+        own="auto", trials=trials, rows=rows(trials, "auto"), notes=(), interrupted=True, seconds=1.0
+    )
+    for width in (60, 180):
+        console = Console(width=width, file=io.StringIO())
+        for part in tables(outcome):
+            console.print(part)
+        text = console.file.getvalue()
+        assert "…" not in text and "Stopped after 2 trials" in text
+        assert width == 60 or "1.25 [1.25-1.25]" in text and "auto is faster" in text and "67% 67%" in text
+        assert "0.0001" in text, "the gap of a text that differs"
+
+
 def test_ctrl_c_writes_what_was_measured(pair, tmp_path, monkeypatch):
-    answer, asked = arms._answer, []
+    real, asked = arms._answer, []
 
     def stopped(*arguments):
         asked.append(arguments)
-        if len(asked) == 4 + 4 + 2:  # warming up, the first question, half of the second
+        if len(asked) == 3 + 3 + 2:  # warming up, the first question, half of the second
             raise KeyboardInterrupt
-        return answer(*arguments)
+        return real(*arguments)
 
     monkeypatch.setattr(arms, "_answer", stopped)
-    result = bench(*pair, *SMALL, "--out", tmp_path)
+    few = ["--classes", "code", "--limit", "2", "--blocks", "8", "--repeats", "1", "--max-new-tokens", "3"]
+    result = bench(*pair, *few, "--out", tmp_path)
     assert result.exit_code == 130 and "Stopped after 1 trials" in result.stdout
     record = json.loads((tmp_path / "result.json").read_text())
     assert record["interrupted"] is True and [row["kind"] for row in record["rows"]] == ["code"]

@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from dflash_mlx.bench.prompts import CLASSES
 from dflash_mlx.cli.app import app
 from tests.loading.checkpoints import write_draft, write_target
 
@@ -108,24 +109,17 @@ def test_options_of_a_diagnosis_need_it(console, option):
 
 
 @pytest.mark.slow
-def test_a_bundled_drafter_with_shifted_layer_ids_is_found_out(tmp_path):
-    """The real pair, its config changed as a conversion that counts from 1 would: acceptance falls, nothing fails."""
-    import shutil
-
+def test_what_a_high_temperature_costs_the_bundled_pair_is_found(tmp_path):
     from dflash_mlx.loading.places import places
 
-    found = places()
-    if found.bundled_target is None or found.bundled_draft is None:
-        pytest.skip("the bundled pair is not installed")
-    shifted = tmp_path / "drafter"
-    shutil.copytree(found.bundled_draft, shifted)
-    config = json.loads((shifted / "config.json").read_text())
-    config["dflash_config"]["target_layer_ids"] = [i + 1 for i in config["dflash_config"]["target_layer_ids"]]
-    (shifted / "config.json").write_text(json.dumps(config))
-    result = diagnose(
-        "--target-model", "smollm2-135m", "--draft-model", shifted, "--max-new-tokens", 32, "--json"
-    )
+    if places().bundled_target is None:
+        pytest.skip("the bundled target is not installed")
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n---\n".join(text for kind in ("code", "maths") for text in CLASSES[kind][:2]))
+    arguments = ["--target-model", "smollm2-135m", "--prompt-file", path, "--max-new-tokens", 24, "--json"]
+    result = diagnose(*arguments, "--temperature", 1.5)
     assert result.exit_code == 0, result.stderr
-    first, *others = json.loads(result.stdout)["findings"]
-    assert (first["what"], first["evidence"]) == ("layers -1", "clear")
-    assert not [row["what"] for row in others if row["evidence"] == "clear"]
+    found = json.loads(result.stdout)
+    first = found["findings"][0]
+    assert (first["what"], first["evidence"]) == ("temperature", "clear"), found
+    assert found["conclusion"].startswith("Likeliest: draws at this temperature are hard to foresee")

@@ -36,6 +36,7 @@ class Task(NamedTuple):
     number: int  # within its class and context
     prompt: str
     context: int  # tokens that the prompt was to have; 0: the question alone
+    new_tokens: int  # most of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def trials(
     Args:
         subject: the pair.
         tasks: each with the arms that answer it.
-        options: of every answer; the seed must be among them, so that all arms draw alike.
+        options: of every answer but `max_new_tokens`; the seed must be among them, so that all arms draw alike.
         repeats: trials of each task.
         cooldown: seconds of rest before every answer.
         sleep: how to rest.
@@ -108,12 +109,12 @@ def trials(
     _warm_up(subject, tasks, options)
     for repeat in range(repeats):
         for at, (task, competing) in enumerate(tasks):
-            results = {}
+            asked, results = {**options, "max_new_tokens": task.new_tokens}, {}
             for arm in rotated(competing, at + repeat):
                 if cooldown:
                     sleep(cooldown)
-                results[arm.name] = _answer(subject, arm, task.prompt, options)
-            yield Trial(task, repeat, results, _differences(subject, task.prompt, results, options))
+                results[arm.name] = _answer(subject, arm, task.prompt, asked)
+            yield Trial(task, repeat, results, _differences(subject, task.prompt, results, asked))
 
 
 def rotated(arms: Sequence[Arm], by: int) -> list[Arm]:
@@ -125,9 +126,9 @@ def rotated(arms: Sequence[Arm], by: int) -> list[Arm]:
 def _warm_up(
     subject: Subject, tasks: Sequence[tuple[Task, Sequence[Arm]]], options: Mapping[str, Any]
 ) -> None:
-    few = {**options, "max_new_tokens": min(_WARM_TOKENS, options["max_new_tokens"])}
     warm: set[Arm] = set()
     for task, competing in tasks:
+        few = {**options, "max_new_tokens": min(_WARM_TOKENS, task.new_tokens)}
         for arm in competing:
             if arm not in warm:
                 warm.add(arm)

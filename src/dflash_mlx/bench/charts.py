@@ -12,7 +12,7 @@ from math import floor, log10
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#6cc5b0", "#9c6b4e", "#97bbf5")
 
 _WIDTH, _HEIGHT = 760, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 24, 78, 56
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 24, 88, 56
 _INK, _FAINT = "#333333", "#dddddd"
 
 
@@ -168,15 +168,18 @@ class _Frame:
         return "\n".join(parts)
 
     def legend(self, entries: Sequence[tuple[str, str, bool]]) -> str:
-        """Name, colour and whether dashed, in one line below the title."""
-        parts, x = [], float(_LEFT)
+        """Name, colour and whether dashed, below the title, in as many lines as it takes (there is room for two)."""
+        parts, x, y = [], float(_LEFT), 46
         for name, colour, dashed in entries:
+            width = 22 + 7.2 * len(name)
+            if x > _LEFT and x + width > _WIDTH:
+                x, y = float(_LEFT), y + 18
             dashes = ' stroke-dasharray="4 3"' if dashed else ""
             parts.append(
-                f'<line x1="{x:.0f}" x2="{x + 16:.0f}" y1="48" y2="48" stroke="{colour}" stroke-width="6"{dashes}/>'
+                f'<line x1="{x:.0f}" x2="{x + 16:.0f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="6"{dashes}/>'
             )
-            parts.append(_text(x + 22, 52, name, anchor="start"))
-            x += 22 + 7.2 * len(name) + 18
+            parts.append(_text(x + 22, y + 4, name, anchor="start"))
+            x += width + 18
         return "\n".join(parts)
 
 

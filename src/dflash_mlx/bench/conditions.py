@@ -7,6 +7,9 @@ from typing import Any
 from dflash_mlx.engine import Engine
 from dflash_mlx.loading import has_template
 
+LONG_PROMPT = "long prompt"
+"""The condition that is expected to cost something."""
+
 _LONG = 1024  # tokens of a prompt that is filled up
 _NOT_ALONE = 0.6  # of the memory, which the pair may take together with another copy of itself
 
@@ -244,11 +247,11 @@ def _block(engine: Engine) -> Condition | Untried:
 def _context(engine: Engine, options: Mapping[str, Any]) -> Condition | Untried:
     limit = engine.pair.target.model.max_positions
     if options.get("raw"):
-        return Untried("long prompt", "the prompt goes in as it is")
+        return Untried(LONG_PROMPT, "the prompt goes in as it is")
     if limit is not None and limit - options["max_new_tokens"] < _LONG:
-        return Untried("long prompt", f"the target takes {limit} tokens")
+        return Untried(LONG_PROMPT, f"the target takes {limit} tokens")
     return Condition(
-        what="long prompt",
+        what=LONG_PROMPT,
         now="the question",
         instead=f"after {_LONG:,} tokens",
         cause="the drafter does better with more context",

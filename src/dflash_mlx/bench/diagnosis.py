@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dflash_mlx.bench.arms import FixedLength
-from dflash_mlx.bench.conditions import Condition, Untried, conditions
+from dflash_mlx.bench.conditions import LONG_PROMPT, Condition, Untried, conditions
 from dflash_mlx.bench.filler import filled
 from dflash_mlx.bench.prompts import Question
 from dflash_mlx.bench.subject import Pair
@@ -109,7 +109,7 @@ def diagnose(
         shape=shape(classes[-1]),
         findings=tuple(findings),
         untried=tuple(untried),
-        conclusion=_conclusion(classes[-1], findings),
+        conclusion=_conclusion(classes[-1], findings) + _on_long_prompts(findings),
     )
 
 
@@ -233,3 +233,11 @@ def _conclusion(everything: Acceptance, findings: Sequence[Finding]) -> str:
             "very target (a fine-tuned one answers differently) and whether both are of the revision that was meant."
         )
     return "Nothing that was tried would raise acceptance clearly: this is what the pair does on such text."
+
+
+def _on_long_prompts(findings: Sequence[Finding]) -> str:
+    """The one change whose loss is news."""
+    for found in findings:
+        if found.what == LONG_PROMPT and found.gain.median < 1 / _WORTH and found.gain.high < 1:
+            return f" Longer prompts cost acceptance: {found.gain.median:.2f} times the tokens a round {found.instead}."
+    return ""

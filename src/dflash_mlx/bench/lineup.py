@@ -25,7 +25,9 @@ class Setting:
     long_questions: int  # so many questions are asked at each longer context
     repeats: int
     cooldown: float  # seconds before each answer
-    options: Mapping[str, Any]  # of every answer: max_new_tokens, seed, temperature and so on
+    new_tokens: int  # most of an answer to a question alone
+    long_new_tokens: int  # the same at a longer context
+    options: Mapping[str, Any]  # of every answer: seed, temperature and so on
 
 
 class Lineup(NamedTuple):
@@ -68,14 +70,15 @@ def lineup(
     tasks: list[tuple[Task, list[Arm]]] = []
     for context in _within(setting, limit, name, notes):
         if context == 0:
-            tasks += [(task, everyone) for task in _numbered(setting.questions, 0, lambda text: text)]
+            short = _numbered(setting.questions, 0, setting.new_tokens, lambda text: text)
+            tasks += [(task, everyone) for task in short]
             continue
         asked = one_of_each(setting.questions)[: setting.long_questions]
 
         def fill(text: str, tokens: int = context) -> str:
             return filled(text, tokens, count_tokens)
 
-        tasks += [(task, two) for task in _numbered(asked, context, fill)]
+        tasks += [(task, two) for task in _numbered(asked, context, setting.long_new_tokens, fill)]
     return Lineup(tasks, notes)
 
 
@@ -92,7 +95,7 @@ def one_of_each(questions: Sequence[Question]) -> list[Question]:
 
 def _within(setting: Setting, limit: int | None, name: str, notes: list[str]) -> list[int]:
     """The contexts in order, none twice, none longer than the target takes."""
-    room = None if limit is None else limit - setting.options["max_new_tokens"]
+    room = None if limit is None else limit - setting.long_new_tokens
     found: list[int] = []
     for asked in sorted(set(setting.contexts)):
         context = asked if room is None else min(asked, max(room, 0))
@@ -105,10 +108,12 @@ def _within(setting: Setting, limit: int | None, name: str, notes: list[str]) ->
     return found
 
 
-def _numbered(questions: Sequence[Question], context: int, fill: Callable[[str], str]) -> list[Task]:
+def _numbered(
+    questions: Sequence[Question], context: int, new_tokens: int, fill: Callable[[str], str]
+) -> list[Task]:
     seen: dict[str, int] = {}
     tasks = []
     for kind, text in questions:
         seen[kind] = seen.get(kind, 0) + 1
-        tasks.append(Task(kind, seen[kind], fill(text), context))
+        tasks.append(Task(kind, seen[kind], fill(text), context, new_tokens))
     return tasks

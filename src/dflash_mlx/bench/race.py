@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dflash_mlx.bench.arms import Subject, Trial, trials
 from dflash_mlx.bench.lineup import Lineup, Setting
 from dflash_mlx.bench.report import Outcome
-from dflash_mlx.bench.summary import in_order, rows
+from dflash_mlx.bench.summary import disturbed, in_order, rows
 
 
 def race(
@@ -47,11 +47,17 @@ def race(
         if not done:
             raise
         interrupted = True
+    notes = list(lineup.notes)
+    if slow := disturbed(done):
+        notes.append(
+            f"In {slow} of {len(done)} trials plain decoding ran far below its usual speed: something else kept the "
+            "machine busy. Measure again."
+        )
     return Outcome(
         own=own,
         trials=done,
         rows=rows(done, own),
-        notes=lineup.notes,
+        notes=notes,
         interrupted=interrupted,
         seconds=clock() - since,
     )

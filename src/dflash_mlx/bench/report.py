@@ -16,7 +16,7 @@ from typing import Any
 from dflash_mlx.bench.arms import Trial
 from dflash_mlx.bench.summary import Row
 from dflash_mlx.calibration import threads
-from dflash_mlx.core import Result
+from dflash_mlx.core import Result, Stats
 from dflash_mlx.engine import Engine
 from dflash_mlx.errors import UsageError
 
@@ -47,7 +47,7 @@ def record(
         "command": list(command),
         "machine": _machine(engine),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
-        "pair": _pair(engine),
+        "pair": _pair(engine, outcome.trials[0].results[outcome.own].stats),
         "options": dict(options),
         "own": outcome.own,
         "interrupted": outcome.interrupted,
@@ -111,20 +111,24 @@ def _machine(engine: Engine) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": threads(),
         "blas": here.blas if here.device == "cpu" else None,
+        "environment": {name: value for name, value in os.environ.items() if name.startswith("DFLASH_")},
     }
 
 
-def _pair(engine: Engine) -> dict[str, Any]:
-    target, draft = engine.pair.target, engine.pair.draft
+def _pair(engine: Engine, stats: Stats) -> dict[str, Any]:
+    """The models, and everything that was given or chosen to make them smaller or faster."""
     return {
-        "target": target.name,
-        "draft": draft.name if draft else None,
-        "dtype": str(target.model.dtype).removeprefix("mlx.core."),
-        "draft_bits": draft.bits if draft else None,
-        "block_size": engine.block_size,
-        "context_limit": target.model.max_positions,
-        "weights_gb": round(engine.pair.nbytes / 1e9, 3),
-        "kernels": str(engine.kernels),
+        "target": stats.target,
+        "draft": stats.draft,
+        "dtype": stats.dtype,
+        "draft_bits": stats.draft_bits,
+        "draft_vocab": stats.draft_vocab,
+        "draft_window": stats.draft_window,
+        "kv_bits": stats.kv_bits,
+        "block_size": stats.block_size,
+        "context_limit": stats.context_limit,
+        "weights_gb": round(engine.nbytes / 1e9, 3),
+        "kernels": stats.kernels,
     }
 
 

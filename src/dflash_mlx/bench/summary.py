@@ -15,6 +15,7 @@ ALL = "all"
 """The row of all classes together."""
 
 _CLEARLY = 0.03  # a speed-up within this of 1 is none
+_DISTURBED = 0.6  # of the usual plain speed; slower than that, something else was running
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,16 @@ def rows(trials: Sequence[Trial], own: str) -> list[Row]:
     for context in sorted({trial.task.context for trial in trials} - {0}):
         found.append(_row(ALL, [t for t in trials if t.task.context == context], own))
     return found
+
+
+def disturbed(trials: Sequence[Trial]) -> int:
+    """How many trials ran while the machine was busy with something else, by the speed of plain decoding."""
+    count = 0
+    for context in {trial.task.context for trial in trials}:
+        alike = [t for t in trials if t.task.context == context and t.results[PLAIN].stats.new_tokens > 1]
+        speeds = [_speed([trial.results[PLAIN]]) for trial in alike]
+        count += sum(speed < _DISTURBED * median(speeds) for speed in speeds)
+    return count
 
 
 def spread(values: Iterable[float]) -> Spread | None:

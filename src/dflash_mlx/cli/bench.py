@@ -80,6 +80,8 @@ def _measure(
         view.record(found)
     else:
         view.tables(tables(outcome))
+    for note in outcome.notes:
+        view.note(note)
     view.say(f"Written: {', '.join(shlex.quote(str(file)) for file in files)}")
     return 130 if outcome.interrupted else 0
 
@@ -88,7 +90,7 @@ def _setting(options: BenchOptions, note: Callable[[str], None]) -> Setting:
     from dflash_mlx.bench import Setting
 
     quick = options.quick
-    answer = {"max_new_tokens": 64 if quick else 128, "seed": SEED} | options.answer()
+    given = options.max_new_tokens
     contexts = _numbers("context", options.context or ("0,2k" if quick else "0"))
     return Setting(
         questions=_questions(options, note),
@@ -98,7 +100,9 @@ def _setting(options: BenchOptions, note: Callable[[str], None]) -> Setting:
         long_questions=2 if quick else 100,
         repeats=_at_least(1, "repeats", options.repeats, 1 if quick else 3),
         cooldown=_at_least(0, "cooldown", options.cooldown, 0),
-        options=answer,
+        new_tokens=given or (48 if quick else 128),
+        long_new_tokens=given or (64 if quick else 128),
+        options={"seed": SEED} | options.answer(),
     )
 
 
@@ -163,5 +167,7 @@ def _told(setting: Setting) -> dict[str, Any]:
         "blocks": setting.blocks and list(setting.blocks),
         "repeats": setting.repeats,
         "cooldown": setting.cooldown,
+        "max_new_tokens": setting.new_tokens,
+        "max_new_tokens_at_contexts": setting.long_new_tokens,
         **setting.options,
     }

@@ -59,5 +59,5 @@ class BenchOptions(PairOptions):
     debug: Annotated[bool, option(_OUTPUT, "Show tracebacks.", "--debug")] = False
 
     def answer(self) -> dict[str, Any]:
-        """The given options of every answer."""
-        return self._given("think", "temperature", "top_p", "top_k", "seed", "max_new_tokens")
+        """The given options of every answer but its length."""
+        return self._given("think", "temperature", "top_p", "top_k", "seed")

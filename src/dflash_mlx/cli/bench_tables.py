@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def tables(outcome: Outcome) -> list[RenderableType]:
-    """Speeds, then blocks and acceptance, then what differs."""
-    own = outcome.own
-    found: list[RenderableType] = [_speeds(outcome.rows, own)]
-    short = [row for row in outcome.rows if row.context == 0]
-    if short:
-        found.append(_blocks(short, own))
-    if any(figures.differences for row in outcome.rows for figures in row.arms):
+    """Speeds, fixed blocks, what stands behind them, and texts that differ."""
+    own, rows = outcome.own, outcome.rows
+    found: list[RenderableType] = [_speeds(rows, own)]
+    if any(len(row.arms) > 2 for row in rows):
+        found.append(_blocks([row for row in rows if len(row.arms) > 2], own))
+    found.append(_details(rows, own))
+    if any(figures.differences for row in rows for figures in row.arms):
         found.append(_differences(outcome))
     if outcome.interrupted:
         found.append(Text(f"Stopped after {len(outcome.trials)} trials: these are the figures so far."))
@@ -35,31 +35,18 @@ def tables(outcome: Outcome) -> list[RenderableType]:
 
 def _speeds(rows: Sequence[Row], own: str) -> Table:
     table = _table(
-        f"Plain (mlx-lm) against {own}; brackets: quartiles over the answers",
-        [
-            "prompts",
-            "tokens",
-            "plain tok/s",
-            f"{own} tok/s",
-            "speed-up",
-            "end to end",
-            "first token s",
-            "peak GB",
-        ],
+        f"Tokens a second: plain decoding (mlx-lm) against {own}; in brackets the quartiles",
+        ["prompts", "plain", own, "speed-up", "end to end", "same text"],
     )
-    table.add_column("same text")
     table.add_column("")
     for row in rows:
         plain, drafted = row.figures(PLAIN), row.figures(own)
         table.add_row(
             _kind(row),
-            f"{row.prompt_tokens:,}",
             f"{plain.tokens_per_second:.1f}",
             f"{drafted.tokens_per_second:.1f}",
             _ratio(drafted.speedup),
             _ratio(drafted.end_to_end),
-            f"{plain.first_token:.2f} / {drafted.first_token:.2f}",
-            f"{plain.peak_memory_gb:.2f} / {drafted.peak_memory_gb:.2f}",
             "yes" if not any(figures.differences for figures in row.arms) else "no",
             row.verdict,
             end_section=row.kind == ALL and row.context == 0,
@@ -70,27 +57,45 @@ def _speeds(rows: Sequence[Row], own: str) -> Table:
 def _blocks(rows: Sequence[Row], own: str) -> Table:
     fixed = [figures.arm for figures in rows[0].arms if figures.arm not in (PLAIN, own)]
     table = _table(
-        "Fixed blocks: speed-up, and acceptance",
+        f"Speed-up of fixed blocks, and {own} against the one that was best on other questions",
+        ["prompts", *fixed, f"{own} / best", "best"],
+    )
+    for row in rows:
+        best = row.best_fixed
+        table.add_row(
+            _kind(row),
+            *(_ratio(row.figures(arm).speedup) for arm in fixed),
+            _ratio(best.ratio if best else None),
+            ", ".join(dict.fromkeys(best.chosen)) if best else "-",
+            end_section=row.kind == ALL,
+        )
+    return table
+
+
+def _details(rows: Sequence[Row], own: str) -> Table:
+    table = _table(
+        f"Prompts, waiting and memory (plain / {own}), and what {own} did",
         [
             "prompts",
-            *fixed,
-            f"{own} / best block",
+            "tokens",
+            "first token s",
+            "peak GB",
             "tokens/round",
             "plain tokens",
             "right up to place 1, 2, 3 ...",
         ],
     )
     for row in rows:
-        best = row.best_fixed
-        drafted = row.figures(own)
+        plain, drafted = row.figures(PLAIN), row.figures(own)
         table.add_row(
             _kind(row),
-            *(_plain_ratio(row.figures(arm).speedup) for arm in fixed),
-            f"{_ratio(best.ratio)} {', '.join(dict.fromkeys(best.chosen))}" if best else "-",
+            f"{row.prompt_tokens:,}",
+            f"{plain.first_token:.2f} / {drafted.first_token:.2f}",
+            f"{plain.peak_memory_gb:.2f} / {drafted.peak_memory_gb:.2f}",
             f"{drafted.tokens_per_round:.2f}",
             f"{drafted.plain_share:.0%}",
             _acceptance(row),
-            end_section=row.kind == ALL,
+            end_section=row.kind == ALL and row.context == 0,
         )
     return table
 
@@ -108,22 +113,19 @@ def _differences(outcome: Outcome) -> Table:
 def _table(title: str, columns: list[str]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
+        # A figure is never cut short: where there is no room it goes on below.
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
     return table
 
 
 def _kind(row: Row) -> str:
-    return row.kind if row.context == 0 else f"{row.kind}, {row.context:,} tokens"
+    return row.kind if row.context == 0 else f"{row.context:,} tokens"
 
 
 def _ratio(spread: Spread | None) -> str:
     if spread is None:
         return "-"
     return f"{spread.median:.2f} [{spread.low:.2f}-{spread.high:.2f}]"
-
-
-def _plain_ratio(spread: Spread | None) -> str:
-    return f"{spread.median:.2f}" if spread else "-"
 
 
 def _acceptance(row: Row) -> str:
