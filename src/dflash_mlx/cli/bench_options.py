@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from dflash_mlx.cli.options import PairOptions
-from dflash_mlx.cli.options import _option as option
+from dflash_mlx.cli.options import PairOptions, option
 
 SEED = 7
 _RUN, _TEXT, _DRAWS, _OUTPUT = "What is run", "Text", "Draws", "Output"

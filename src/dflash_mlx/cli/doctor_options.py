@@ -4,8 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from dflash_mlx.cli.bench_options import SEED
-from dflash_mlx.cli.options import PairOptions, flag
-from dflash_mlx.cli.options import _option as option
+from dflash_mlx.cli.options import PairOptions, flag, option
 from dflash_mlx.errors import UsageError
 
 _DIAGNOSIS, _OUTPUT = "With --diagnose", "Output"

@@ -19,7 +19,7 @@ from dflash_mlx.errors import UsageError
 _MODELS, _TEXT, _DRAWS, _OUTPUT = "Models", "Text", "Draws", "Output"
 
 
-def _option(group: str, help: str, *names: str, metavar: str | None = None) -> Any:
+def option(group: str, help: str, *names: str, metavar: str | None = None) -> Any:
     """An option as Typer wants it; `Any` because that is what Typer's own `Option` returns."""
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=group, show_default=False)
 
@@ -38,24 +38,24 @@ class PairOptions:
 
     target_model: Annotated[
         str | None,
-        _option(_MODELS, "Target: folder, hub id or alias. Unset: this machine's default pair."),
+        option(_MODELS, "Target: folder, hub id or alias. Unset: this machine's default pair."),
     ] = None
     draft_model: Annotated[
-        str | None, _option(_MODELS, "Drafter: a folder or a hub id. Unset: the one known for the target.")
+        str | None, option(_MODELS, "Drafter: a folder or a hub id. Unset: the one known for the target.")
     ] = None
     mode: Annotated[
         str | None,
-        _option(_MODELS, "auto drafts where it can, on insists, off does not.", metavar="auto|on|off"),
+        option(_MODELS, "auto drafts where it can, on insists, off does not.", metavar="auto|on|off"),
     ] = None
     block_size: Annotated[
-        int | None, _option(_MODELS, "Tokens in a drafted block, its anchor included. Unset: as trained.")
+        int | None, option(_MODELS, "Tokens in a drafted block, its anchor included. Unset: as trained.")
     ] = None
     draft_bits: Annotated[
-        str | None, _option(_MODELS, "Quantise the drafter at load; auto where that pays.", metavar="4|8|auto")
+        str | None, option(_MODELS, "Quantise the drafter at load; auto where that pays.", metavar="4|8|auto")
     ] = None
     draft_vocab: Annotated[
         str | None,
-        _option(
+        option(
             _MODELS,
             "Words to propose besides those of the text. Unset: auto, as many as pay.",
             metavar="auto|full|N",
@@ -63,17 +63,17 @@ class PairOptions:
     ] = None
     dtype: Annotated[
         str | None,
-        _option(
+        option(
             _MODELS,
             "Type of the weights. Unset: as stored on a GPU, float32 on a CPU.",
             metavar="float32|bfloat16|float16",
         ),
     ] = None
     kv_bits: Annotated[
-        int | None, _option(_MODELS, "Quantise the target's keys and values.", metavar="4|8")
+        int | None, option(_MODELS, "Quantise the target's keys and values.", metavar="4|8")
     ] = None
     draft_window: Annotated[
-        int | None, _option(_MODELS, "Tokens of the context that the drafter keeps. Unset: all.")
+        int | None, option(_MODELS, "Tokens of the context that the drafter keeps. Unset: all.")
     ] = None
 
     def model(self) -> dict[str, Any]:
@@ -97,55 +97,55 @@ class ChatOptions(PairOptions):
 
     kept_gb: Annotated[
         float | None,
-        _option(_MODELS, "Memory for conversations between turns. Unset: a quarter of the machine's."),
+        option(_MODELS, "Memory for conversations between turns. Unset: a quarter of the machine's."),
     ] = None
-    system: Annotated[str | None, _option(_TEXT, "System message.")] = None
+    system: Annotated[str | None, option(_TEXT, "System message.")] = None
     think: Annotated[
         bool | None,
-        _option(
+        option(
             _TEXT, "Let a thinking model think, or not. Unset: as the pair was trained.", "--think/--no-think"
         ),
     ] = None
-    max_new_tokens: Annotated[int | None, _option(_TEXT, "Most tokens in an answer. Unset: 2048.")] = None
+    max_new_tokens: Annotated[int | None, option(_TEXT, "Most tokens in an answer. Unset: 2048.")] = None
     stop: Annotated[
         list[str] | None,
-        _option(_TEXT, r"End the answer before this text (repeatable; \n is two characters).", "--stop"),
+        option(_TEXT, r"End the answer before this text (repeatable; \n is two characters).", "--stop"),
     ] = None
     temperature: Annotated[
         float | None,
-        _option(_DRAWS, "0 takes the most probable token. Unset: 0; in a chat the model's own."),
+        option(_DRAWS, "0 takes the most probable token. Unset: 0; in a chat the model's own."),
     ] = None
     top_p: Annotated[
-        float | None, _option(_DRAWS, "Draw among the tokens that hold this share of the probability.")
+        float | None, option(_DRAWS, "Draw among the tokens that hold this share of the probability.")
     ] = None
-    top_k: Annotated[int | None, _option(_DRAWS, "Draw among this many tokens (0: all).")] = None
+    top_k: Annotated[int | None, option(_DRAWS, "Draw among this many tokens (0: all).")] = None
     min_p: Annotated[
-        float | None, _option(_DRAWS, "Draw among tokens at least this probable, relative to the best.")
+        float | None, option(_DRAWS, "Draw among tokens at least this probable, relative to the best.")
     ] = None
     repetition_penalty: Annotated[
-        float | None, _option(_DRAWS, "Makes recent tokens less likely (1: off).")
+        float | None, option(_DRAWS, "Makes recent tokens less likely (1: off).")
     ] = None
     presence_penalty: Annotated[
-        float | None, _option(_DRAWS, "Subtracted from the logits of recent tokens (0: off).")
+        float | None, option(_DRAWS, "Subtracted from the logits of recent tokens (0: off).")
     ] = None
-    frequency_penalty: Annotated[float | None, _option(_DRAWS, "The same, once for each time (0: off).")] = (
+    frequency_penalty: Annotated[float | None, option(_DRAWS, "The same, once for each time (0: off).")] = (
         None
     )
-    seed: Annotated[int | None, _option(_DRAWS, "Seed of the draws. Unset: a fresh one, reported.")] = None
+    seed: Annotated[int | None, option(_DRAWS, "Seed of the draws. Unset: a fresh one, reported.")] = None
     stats: Annotated[
         bool | None,
-        _option(_OUTPUT, "A line of figures on stderr. Unset: only on a terminal.", "--stats/--no-stats"),
+        option(_OUTPUT, "A line of figures on stderr. Unset: only on a terminal.", "--stats/--no-stats"),
     ] = None
     plain: Annotated[
-        bool, _option(_OUTPUT, "In a chat: show answers as they are, not as Markdown.", "--plain")
+        bool, option(_OUTPUT, "In a chat: show answers as they are, not as Markdown.", "--plain")
     ] = False
     history: Annotated[
         bool | None,
-        _option(
+        option(
             _OUTPUT, "In a chat: keep what is typed for the next run. Unset: yes.", "--history/--no-history"
         ),
     ] = None
-    debug: Annotated[bool, _option(_OUTPUT, "Show tracebacks.", "--debug")] = False
+    debug: Annotated[bool, option(_OUTPUT, "Show tracebacks.", "--debug")] = False
     show_version: Annotated[
         bool,
         typer.Option(
@@ -173,18 +173,18 @@ class Options(ChatOptions):
 
     prompt: Annotated[
         str | None,
-        _option(_TEXT, "The prompt; - reads stdin. A pipe beside it is added after it.", "--prompt", "-p"),
+        option(_TEXT, "The prompt; - reads stdin. A pipe beside it is added after it.", "--prompt", "-p"),
     ] = None
     prompt_file: Annotated[
         str | None,
-        _option(_TEXT, "Read the prompt from a file; - reads stdin.", metavar="PATH"),
+        option(_TEXT, "Read the prompt from a file; - reads stdin.", metavar="PATH"),
     ] = None
-    raw: Annotated[bool, _option(_TEXT, "Continue the prompt as it is, without template.", "--raw")] = False
-    json: Annotated[bool, _option(_OUTPUT, "Print one JSON object instead of text.", "--json")] = False
+    raw: Annotated[bool, option(_TEXT, "Continue the prompt as it is, without template.", "--raw")] = False
+    json: Annotated[bool, option(_OUTPUT, "Print one JSON object instead of text.", "--json")] = False
     compare: Annotated[
-        bool, _option(_OUTPUT, "Decode plainly and drafted, and say whether they agree.", "--compare")
+        bool, option(_OUTPUT, "Decode plainly and drafted, and say whether they agree.", "--compare")
     ] = False
-    profile: Annotated[bool, _option(_OUTPUT, "Also time draft and verify (slower).", "--profile")] = False
+    profile: Annotated[bool, option(_OUTPUT, "Also time draft and verify (slower).", "--profile")] = False
 
     def answer(self) -> dict[str, Any]:
         """The given arguments of `DFlashGenerator.stream`."""
