@@ -73,6 +73,7 @@ def make_batch(
     block_size: int,
     rng: np.random.Generator,
     soft_top: int,
+    surprising: float = 0.0,
 ) -> Batch:
     """Draw anchors for the plan's answers and lay their arrays out.
 
@@ -83,8 +84,15 @@ def make_batch(
         block_size: rows of a block.
         rng: decides the anchors.
         soft_top: likeliest tokens to take into a soft target, at most those kept.
+        surprising: part of the anchors' chances that goes by `surprise` instead of being the same for all.
     """
-    drawn = [draw_anchors(answer, plan.anchors, rng) for answer in answers]
+    drawn = []
+    for answer, item in zip(answers, features, strict=True):
+        chances = None
+        if surprising and item.top_ids.shape[1]:
+            odds = surprise(answer, item)
+            chances = (1 - surprising) / len(odds) + surprising * odds / odds.sum()
+        drawn.append(draw_anchors(answer, plan.anchors, rng, chances))
     blocks = make_blocks(answers, drawn, block_size=block_size, count=plan.anchors)
     laid = np.zeros((len(answers), plan.context, features[0].features.shape[1]), np.uint16)
     for row, item in zip(laid, features, strict=True):
@@ -92,6 +100,18 @@ def make_batch(
         row[:used] = item.features[:used]
     ids, weights, rows = _soft(answers, features, blocks, soft_top)
     return Batch(mx.array(laid).view(mx.bfloat16), blocks, ids, weights, rows)
+
+
+def surprise(answer: Answer, features: AnswerFeatures) -> npt.NDArray[np.float64]:
+    """How little the target expected each anchor candidate, 1 - p [n - 1]; 1 for the first.
+
+    Real rounds begin at tokens that the draft before them missed, which are mostly such ones.
+    """
+    tokens = np.array(answer.answer_ids[1:-1], np.int32)[:, None]
+    about = slice(0, len(tokens))
+    chances = np.exp(features.top_logprobs[about].astype(np.float64))
+    expected = np.where(features.top_ids[about] == tokens, chances, 0.0).sum(-1)
+    return np.concatenate([[1.0], np.clip(1.0 - expected, 0.0, 1.0)])
 
 
 def _soft(

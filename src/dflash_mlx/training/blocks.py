@@ -29,10 +29,22 @@ def candidates(answer: Answer) -> range:
     return range(first, first + len(answer.answer_ids) - 1)
 
 
-def draw_anchors(answer: Answer, count: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
-    """`count` different positions at random, rising; all there are where these are fewer."""
+def draw_anchors(
+    answer: Answer,
+    count: int,
+    rng: np.random.Generator,
+    chances: npt.NDArray[np.float64] | None = None,
+) -> npt.NDArray[np.int32]:
+    """`count` different positions at random, rising; all there are where these are fewer.
+
+    Args:
+        answer: whose.
+        count: how many.
+        rng: decides.
+        chances: [n - 1] of each candidate, all above 0, summing to 1; None: the same for all.
+    """
     places = candidates(answer)
-    drawn = rng.choice(len(places), size=min(count, len(places)), replace=False)
+    drawn = rng.choice(len(places), size=min(count, len(places)), replace=False, p=chances)
     return (places.start + np.sort(drawn)).astype(np.int32)
 
 

@@ -25,6 +25,7 @@ from dflash_mlx.errors import NumericalError, UsageError
 from dflash_mlx.target import MLXTarget
 from dflash_mlx.training.batches import Batch, BatchPlan, make_batch, plan_epoch
 from dflash_mlx.training.checkpoint import load_checkpoint, save_checkpoint
+from dflash_mlx.training.estimate import Estimate, foreseen
 from dflash_mlx.training.features import AnswerFeatures, FeatureComputer, shared_beginning
 from dflash_mlx.training.network import check_trainable
 from dflash_mlx.training.options import TrainOptions
@@ -67,7 +68,7 @@ class TrainResult:
 
 
 @dataclass(slots=True)
-class _Place:
+class Place:
     """Where in the data a run is."""
 
     step: int = 0
@@ -85,6 +86,7 @@ def train(
     held_out: Sequence[Answer] | None = None,
     checkpoints: Path | None = None,
     store: FeatureStore | None = None,
+    foresee: Callable[[Estimate], None] | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> TrainResult:
     """Train the network in place; resumes from the newest checkpoint where there is one.
@@ -97,6 +99,7 @@ def train(
         held_out: answers to measure on; None holds out every 50th of `answers`, see `is_held_out`.
         checkpoints: folder for them; None saves nothing.
         store: where features are kept; None computes them for every batch anew.
+        foresee: told what the run will take, after a few pieces of it were timed; None: not timed.
         report: called after each step, in this thread.
 
     Raises:
@@ -108,6 +111,8 @@ def train(
     trainer = Trainer(
         target, network, answers, options, held_out=held_out, checkpoints=checkpoints, store=store
     )
+    if foresee is not None:
+        foresee(foreseen(trainer))
     return trainer.run(report)
 
 
@@ -127,12 +132,12 @@ class Trainer:
     ) -> None:
         """Sort the answers, and take up the newest checkpoint; arguments as `train`."""
         check_trainable(network.config, network.name)
-        usable = _usable(answers)
+        usable = _usable(answers, options.longest)
         if held_out is None:
             held_out = [answer for answer in usable if is_held_out(answer)]
             usable = [answer for answer in usable if not is_held_out(answer)]
         self.answers = usable
-        self.held_out = _some(_usable(held_out), options.evaluate_answers)
+        self.held_out = _some(_usable(held_out, options.longest), options.evaluate_answers)
         if not self.answers:
             raise UsageError(
                 "There is no answer to train on: each needs two tokens or more, and those held out do not count."
@@ -145,7 +150,7 @@ class Trainer:
         self.frequent = _frequent(self.answers, target.vocab_size)
         self.identity = {"target": fingerprint(target), "taps": list(taps), "network": _shapes(network)}
         self._data = _digest(self.answers)
-        self._place = _Place()
+        self.place = Place()
         self._plans: list[BatchPlan] = []
         self._running: dict[str, Any] = {}
         self._resume()
@@ -156,27 +161,29 @@ class Trainer:
         if self.options.steps is not None:
             return self.options.steps
         if not self._plans:
-            self._plans = self._planned(self._place.epoch)
+            self._plans = self.plans(self.place.epoch)
         return math.ceil(self.options.epochs * len(self._plans))
 
     def run(self, report: Callable[[Progress], None]) -> TrainResult:
         """Train to the end, or to Ctrl-C; see `train`."""
-        place, path, measured = self._place, None, None
+        place, path, measured = self.place, None, None
         saved_at = started = time.monotonic()
         before = place.seconds
         with _until_interrupted() as interrupted:
             for plan in self._batches():
-                batch = self._batch(plan)
+                batch = self.batch(plan)
                 if interrupted.is_set():
                     break
                 rate = self._rate()
                 progress = self._step(batch, rate)
                 place.seconds = before + time.monotonic() - started
                 every = self.options.evaluate_steps
-                measured = self.measure() if every and place.step % every == 0 else None
+                measuring = bool(every) and place.step % every == 0
                 path = None
-                if time.monotonic() - saved_at > 60 * self.options.checkpoint_minutes:
+                # Saved before it measures, which takes long, and may be broken off by a second Ctrl-C.
+                if measuring or time.monotonic() - saved_at > 60 * self.options.checkpoint_minutes:
                     path, saved_at = self.save(), time.monotonic()
+                measured = self.measure() if measuring else None
                 report(self._timed(progress, measured, path))
         place.seconds = before + time.monotonic() - started
         finished = not interrupted.is_set()
@@ -189,7 +196,7 @@ class Trainer:
         """What the network does on the held-out answers now."""
         if not self.held_out:
             return None
-        return measure(self.stepper, self.held_out, [self._features(answer) for answer in self.held_out])
+        return measure(self.stepper, self.held_out, [self.features(answer) for answer in self.held_out])
 
     def save(self) -> Path | None:
         """Write a checkpoint, if there is a folder for them."""
@@ -197,9 +204,9 @@ class Trainer:
             return None
         arrays = _named("network", self.stepper.network.parameters())
         arrays |= _named("optimizer", self.stepper.optimizer.state)
-        facts = {"identity": self.identity, "data": self._data, "place": asdict(self._place)}
+        facts = {"identity": self.identity, "data": self._data, "place": asdict(self.place)}
         facts["options"] = asdict(self.options)
-        return save_checkpoint(self.checkpoints, self._place.step, arrays, facts)
+        return save_checkpoint(self.checkpoints, self.place.step, arrays, facts)
 
     def _resume(self) -> None:
         found = load_checkpoint(self.checkpoints) if self.checkpoints else None
@@ -210,15 +217,14 @@ class Trainer:
                 raise UsageError(
                     f"{found.path} is the checkpoint of another {key}; give another folder, or the {key} of that run."
                 )
-        network, optimizer = self.stepper.network, self.stepper.optimizer
-        network.update(_tree("network", found.arrays))
-        optimizer.state = _tree("optimizer", found.arrays)
-        self._place = _Place(**found.facts["place"])
+        self.stepper.restore((_tree("network", found.arrays), _tree("optimizer", found.arrays)))
+        self.place = Place(**found.facts["place"])
         if found.facts["data"] != self._data or found.facts["options"]["seed"] != self.options.seed:
             # Other answers have another order: begin it at its beginning.
-            self._place.epoch, self._place.batch = self._place.epoch + 1, 0
+            self.place.epoch, self.place.batch = self.place.epoch + 1, 0
 
-    def _planned(self, epoch: int) -> list[BatchPlan]:
+    def plans(self, epoch: int) -> list[BatchPlan]:
+        """The batches of an epoch, in order."""
         options, block_size = self.options, self.stepper.network.config.block_size
         return plan_epoch(
             self.answers,
@@ -231,27 +237,30 @@ class Trainer:
 
     def _batches(self) -> Iterator[BatchPlan]:
         """The batches from where the run is to its end; a step moves on to the next."""
-        place = self._place
+        place = self.place
         while True:
-            self._plans = self._planned(place.epoch)
+            self._plans = self.plans(place.epoch)
             while place.batch < len(self._plans):
                 if self._fraction() >= 1:
                     return
                 yield self._plans[place.batch]
             place.epoch, place.batch = place.epoch + 1, 0
 
-    def _batch(self, plan: BatchPlan) -> Batch:
+    def batch(self, plan: BatchPlan) -> Batch:
+        """The plan's arrays; features that are not kept are computed."""
         members = [self.answers[i] for i in plan.members]
         return make_batch(
             plan,
             members,
-            [self._features(answer) for answer in members],
+            [self.features(answer) for answer in members],
             block_size=self.stepper.network.config.block_size,
-            rng=self._rng(0),
+            rng=self.rng(0),
             soft_top=self.options.kept_top,
+            surprising=self.options.surprising,
         )
 
-    def _features(self, answer: Answer) -> AnswerFeatures:
+    def features(self, answer: Answer) -> AnswerFeatures:
+        """The answer's features, computed and kept where they are not kept yet."""
         if self.store is not None and (kept := self.store.get(answer)) is not None:
             return kept
         features = self.computer.compute(answer)
@@ -259,14 +268,15 @@ class Trainer:
             self.store.put(answer, features)
         return features
 
-    def _rng(self, purpose: int) -> np.random.Generator:
-        return np.random.default_rng([self.options.seed, self._place.epoch, self._place.batch, purpose])
+    def rng(self, purpose: int) -> np.random.Generator:
+        """What decides the batch at this place: 0 its anchors, 1 its candidates."""
+        return np.random.default_rng([self.options.seed, self.place.epoch, self.place.batch, purpose])
 
     def _fraction(self) -> float:
         """How much of the run is done, by steps or by the clock."""
-        done = self._place.step / self.steps
+        done = self.place.step / self.steps
         if self.options.minutes is not None:
-            done = max(done, self._place.seconds / (60 * self.options.minutes))
+            done = max(done, self.place.seconds / (60 * self.options.minutes))
         return done
 
     def _rate(self) -> float:
@@ -280,21 +290,21 @@ class Trainer:
 
     def _step(self, batch: Batch, rate: float) -> Progress:
         started = time.monotonic()
-        result = self.stepper(batch, self.frequent, rate, self._rng(1))
+        result = self.stepper(batch, self.frequent, rate, self.rng(1))
         loss, seen = _number(result.loss), np.array(result.seen)
         if not math.isfinite(loss):
             raise NumericalError(
-                f"The loss is {loss} at step {self._place.step + 1}; resume from the checkpoint before with a lower "
+                f"The loss is {loss} at step {self.place.step + 1}; resume from the checkpoint before with a lower "
                 "learning_rate."
             )
-        self._place.step += 1
-        self._place.batch += 1
+        self.place.step += 1
+        self.place.batch += 1
         agreeing = np.array(result.right) / np.maximum(seen, 1)
         speed = float(seen.sum()) / (time.monotonic() - started)
         return Progress(
-            step=self._place.step,
+            step=self.place.step,
             steps=self.steps,
-            epoch=self._place.epoch,
+            epoch=self.place.epoch,
             loss=float(self._mean("loss", loss)),
             agreeing=tuple(self._mean("agreeing", agreeing).tolist()),
             gradient_norm=_number(result.gradient_norm),
@@ -305,7 +315,7 @@ class Trainer:
         )
 
     def _timed(self, progress: Progress, measured: Measured | None, path: Path | None) -> Progress:
-        done, spent = self._fraction(), self._place.seconds
+        done, spent = self._fraction(), self.place.seconds
         left = spent * (1 - done) / done if done else 0.0
         return replace(progress, seconds=spent, seconds_left=left, measured=measured, checkpoint=path)
 
@@ -335,9 +345,10 @@ def _until_interrupted() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _usable(answers: Sequence[Answer]) -> list[Answer]:
-    """Those with an anchor and a label."""
-    return [answer for answer in answers if len(answer.answer_ids) >= 2]
+def _usable(answers: Sequence[Answer], longest: int) -> list[Answer]:
+    """Those with an anchor and a label, cut where they are too long."""
+    cut = (replace(a, answer_ids=a.answer_ids[: max(0, longest - len(a.prompt_ids))]) for a in answers)
+    return [answer for answer in cut if len(answer.answer_ids) >= 2]
 
 
 def _some(answers: list[Answer], count: int) -> list[Answer]:

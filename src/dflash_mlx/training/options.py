@@ -17,6 +17,9 @@ class TrainOptions:
         None  # end, with the schedule, after this time too; weights then depend on the clock
     )
     anchors: int = 64  # blocks of one answer and step, at most
+    surprising: float = (
+        0.0  # part of the anchors' chances that goes to tokens which the target did not expect
+    )
     batch_rows: int = 3072  # block rows of one step, at most
     learning_rate: float = 6e-4
     final_learning_rate: float = 0.0  # as a part of `learning_rate`
@@ -30,7 +33,8 @@ class TrainOptions:
     soft: float = 0.5  # part of the loss that follows the target's likeliest tokens instead of the label
     soft_top: int = 16  # how many of them
     gradient_checkpointing: bool = False  # compute a layer's inside twice instead of keeping it
-    compiled: bool = True
+    compiled: bool | None = None  # None: on a GPU; on a CPU compiling takes long and gains nothing
+    longest: int = 3072  # tokens of prompt and answer; an answer is cut there
     seed: int = 0
     checkpoint_minutes: float = 5.0
     evaluate_steps: int = 0  # steps between measurements on held-out answers; 0: only at the end
@@ -42,14 +46,21 @@ class TrainOptions:
         Raises:
             UsageError: naming the option.
         """
-        least = {"anchors": 1, "batch_rows": 16, "candidates": 0, "soft_top": 0, "evaluate_steps": 0}
+        least = {
+            "longest": 4,
+            "anchors": 1,
+            "batch_rows": 16,
+            "candidates": 0,
+            "soft_top": 0,
+            "evaluate_steps": 0,
+        }
         for name, bound in {**least, "evaluate_answers": 1}.items():
             if getattr(self, name) < bound:
                 raise UsageError(f"{name} is {getattr(self, name)}; at least {bound} is expected.")
         for name in ("epochs", "learning_rate", "clip", "checkpoint_minutes"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; more than 0 is expected.")
-        for name in ("soft", "warm_up", "final_learning_rate"):
+        for name in ("surprising", "soft", "warm_up", "final_learning_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; a number from 0 to 1 is expected.")
         for name in ("steps", "minutes", "gamma"):
@@ -64,4 +75,4 @@ class TrainOptions:
     @property
     def kept_top(self) -> int:
         """Likeliest tokens of the target that have to be known."""
-        return self.soft_top if self.soft else 0
+        return self.soft_top if self.soft or self.surprising else 0

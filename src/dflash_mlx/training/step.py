@@ -4,6 +4,7 @@ Everything that reads the frozen target (embeddings, rows of the head, soft targ
 a function of arrays that MLX may compile. Changes the network and the optimiser.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -71,7 +72,10 @@ class Stepper:
         self._mask_row = self.embedded(np.array([network.config.mask_token_id], np.int32))[0]
         mx.eval(self._mask_row)
         state = [network.state, self.optimizer.state]
-        self._run = mx.compile(self._step, inputs=state, outputs=state) if options.compiled else self._step
+        compiled = options.compiled
+        if compiled is None:
+            compiled = mx.default_device().type == mx.DeviceType.gpu
+        self._run = mx.compile(self._step, inputs=state, outputs=state) if compiled else self._step
         self._value = mx.value_and_grad(self._loss)
 
     def __call__(
@@ -82,6 +86,16 @@ class Stepper:
         result = StepResult(*self._run(mx.array(rate, mx.float32), *inputs))
         mx.eval(result, self.network.parameters(), self.optimizer.state)
         return result
+
+    def state(self) -> tuple[Any, Any]:
+        """Weights and optimiser as they are, for `restore`; costs nothing, as arrays do not change."""
+        kept: Callable[[mx.array], mx.array] = lambda array: array  # noqa: E731
+        return tree_map(kept, self.network.parameters()), tree_map(kept, self.optimizer.state)
+
+    def restore(self, state: tuple[Any, Any]) -> None:
+        """Bring back what `state` gave, or what a checkpoint held; in place, where a compiled step looks for it."""
+        self.network.update(state[0])
+        self.optimizer.state.update(state[1])
 
     def loss(self, batch: Batch, frequent: npt.NDArray[np.int32], rng: np.random.Generator) -> mx.array:
         """The loss of a batch, nothing changed; lazy."""

@@ -68,6 +68,16 @@ class FeatureStore:
     def __len__(self) -> int:
         return len(self._held) + len(self._places)
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether there is a file."""
+        return self._folder is not None
+
+    def bytes_of(self, answer: Answer) -> int:
+        """What the answer's features take here, kept already or not."""
+        rows, tops = len(answer.ids) - 1, len(answer.answer_ids) - 1
+        return bytes_per_answer(rows, tops, width=self.width, top_k=self.top_k)
+
     def get(self, answer: Answer) -> AnswerFeatures | None:
         """The answer's features; None where they are not kept."""
         key = _key(answer)
