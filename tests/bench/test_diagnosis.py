@@ -141,6 +141,11 @@ def test_what_was_given_for_loading_is_taken_back_and_let_go(planted, engine):
     assert ("draft window", "not given") in [(u.what, u.why) for u in found.untried]
 
 
+def test_a_drafter_that_was_not_quantised_after_all_is_not_loaded_again(engine):
+    untried = {u.what: u.why for u in conditions(engine, OPTIONS, {"draft_bits": "auto"})[1]}
+    assert untried["draft bits"] == "the drafter was left as it is"
+
+
 def test_float32_is_tried_where_weights_are_coarser(engine):
     model = engine.pair.target.model
     assert ("dtype", "it is float32 already") in [(u.what, u.why) for u in conditions(engine, OPTIONS, {})[1]]

@@ -200,6 +200,8 @@ _TOLD = {
 def _given(name: str, loading: Mapping[str, Any], engine: Engine) -> Condition | Untried:
     if loading.get(name) is None:
         return Untried(name.replace("_", " "), "not given")
+    if loading[name] == "auto" and (engine.pair.draft is None or engine.pair.draft.bits is None):
+        return Untried(name.replace("_", " "), "the drafter was left as it is")
     whole = name == "kv_bits"
     if whole and 2 * engine.nbytes > _NOT_ALONE * 1e9 * engine.machine.memory_gb:
         return Untried(name.replace("_", " "), "the pair does not fit beside itself")
