@@ -43,3 +43,23 @@ def test_the_rest_of_a_prompt_tells_nothing():
     pace = Pace(512)
     pace.took(3, 0.001)
     assert pace.tokens == 64
+
+
+def test_a_prompt_is_read_at_the_pace_that_its_passes_allow(monkeypatch):
+    """A clock by which each token takes a sixteenth of a second: passes over 64 tokens would take four."""
+    from dflash_mlx import decoding
+    from tests.test_decoding import GREEDY, decoder, target_of
+
+    target, seconds = target_of("qwen3"), [0.0]
+    honest = type(target).verify
+
+    def slow(self, ids, *rest):
+        seconds[0] += ids.shape[0] / 16
+        return honest(self, ids, *rest)
+
+    monkeypatch.setattr(type(target), "verify", slow)
+    monkeypatch.setattr(decoding.time, "perf_counter", lambda: seconds[0])
+    pace = Pace(512)
+    made = decoder(target, None, GREEDY, 1, prefill_chunk=pace)
+    assert list(made.read([i % 50 for i in range(100)])) == [64, 80, 96, 100]
+    assert len(made.ids) == 100 and pace.tokens == 16

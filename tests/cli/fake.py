@@ -52,7 +52,7 @@ class FakeGenerator:
         if name.startswith("hub-"):
             self.on_load(LoadStep("fetch", "target", name, 2_500_000_000))
         for done in (0, 10**9, 2 * 10**9):
-            pair = 10**15 if name.startswith("big-") else 10**9
+            pair = 10**15 if name.startswith("big-") else None
             self.on_load(LoadStep("read", "target", name, 2 * 10**9, done, pair))
             if name.endswith("slow"):
                 time.sleep(20)

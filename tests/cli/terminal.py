@@ -30,7 +30,7 @@ CTRL_C, CTRL_D, ENTER, BACKSPACE, UP, LEFT = b"\x03", b"\x04", b"\r", b"\x7f", b
 ALT_ENTER, TAB = b"\x1b\r", b"\t"
 OWN = tempfile.mkdtemp(prefix="dflash-terminal-")  # no test writes to the history of whoever runs it
 atexit.register(shutil.rmtree, OWN, ignore_errors=True)
-TIMEOUT = 30  # seconds until something is taken not to come; a busy machine is slow
+TIMEOUT = 60  # seconds until something is taken not to come; a busy machine is slow
 
 
 class Program:
@@ -169,3 +169,36 @@ def terminal(*arguments, stdout=None, columns=300, rows=24, **variables):
     finally:
         process.end()
         os.close(master)
+
+
+def drawn(output, columns):
+    """What a terminal of so many columns shows at last, all lines that left the screen included; no styles."""
+    rows, row, column = [""], 0, 0
+    pattern = r"([^\x1b\x00-\x1f]+)|(\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>78]|\x1b\][^\x07]*\x07|[\x00-\x1f])"
+    for text, key in re.findall(pattern, output):
+        for letter in text:
+            if column >= columns:
+                row, column = row + 1, 0
+            rows += [""] * (row + 1 - len(rows))
+            rows[row] = rows[row][:column].ljust(column) + letter + rows[row][column + 1 :]
+            column += 1
+        rows += [""] * (row + 1 - len(rows))
+        count = int(key[2:-1]) if key[2:-1].isdigit() else 1
+        match key[-1:] if key.startswith("\x1b[") else key:
+            case "\r":
+                column = 0
+            case "\n":
+                row += 1
+            case "\b" | "D":
+                column = max(0, column - (count if key != "\b" else 1))
+            case "A":
+                row = max(0, row - count)
+            case "B":
+                row += count
+            case "C":
+                column += count
+            case "K":
+                rows[row] = "" if key == "\x1b[2K" else rows[row][:column]
+            case "J":
+                rows[row:] = [rows[row][:column]]
+    return "\n".join(line.rstrip() for line in rows).rstrip("\n")

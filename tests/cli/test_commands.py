@@ -89,6 +89,10 @@ def test_what_cannot_be_done_is_explained_and_changes_nothing(console, line, wor
 
 
 def test_thoughts_can_be_switched_and_hidden(console):
+    """thinking-template 80: for each message, and nothing is said to the template before anyone chose."""
+    console.chat(stdin=b"x\n")
+    assert "think" not in console.generator.calls[0][1]
+    console.made.clear()
     result = console.chat(stdin=b"/think on\nthink\n/think off\nx\n/think hide\nthink\n")
     assert [options.get("think") for _, options in console.generator.calls] == [True, False, False]
     assert result.stderr.count("hmm") == 1 and result.stderr.count("thinking\n") == 1
@@ -120,6 +124,20 @@ def test_an_answer_cut_off_at_the_limit_comes_with_a_hint(console):
     """cli-repl 146."""
     result = console.chat(stdin=b"long\n")
     assert "stopped at the limit of 2 tokens" in result.stderr and "/set max_new_tokens" in result.stderr
+
+
+def test_an_editor_begins_with_a_text_and_gives_another(tmp_path, monkeypatch):
+    from dflash_mlx.cli.lines import edit
+
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nprintf ' and more\n' >> \"$1\"\n")
+    editor.chmod(0o755)
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", str(editor))
+    assert edit("begun") == "begun\n and more"
+    monkeypatch.setenv("EDITOR", "/nowhere/editor")
+    with pytest.raises(UsageError, match="Set EDITOR to one that works"):
+        edit("begun")
 
 
 def test_what_only_a_chat_does_is_refused_beside_a_prompt(console):

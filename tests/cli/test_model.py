@@ -77,10 +77,17 @@ def test_a_pair_that_was_given_up_in_vain_is_loaded_again(console):
     assert said(result) == ["one", "hi", "echo"] and old.closed and len(again.calls) == 1
 
 
+def test_a_setting_loads_nothing_again(console):
+    console.chat(stdin=b"/model big-broken\n/set top_p 0.5\n/undo\n")
+    assert [made.target_model for made in console.made] == [None]
+
+
 def test_another_drafter_shares_the_loaded_target(console, monkeypatch):
     from tests.cli.fake import FakeGenerator
 
-    monkeypatch.setattr(FakeGenerator, "target", property(lambda self: f"loaded {self.target_name}"), raising=False)
+    monkeypatch.setattr(
+        FakeGenerator, "target", property(lambda self: f"loaded {self.target_name}"), raising=False
+    )
     console.chat(stdin=b"/model fake-target other-draft\n")
     assert console.made[1].target_model == "loaded fake-target"
 

@@ -49,9 +49,8 @@ class Chat:
         self._asked = options.answer()  # what was given, then what /set and /think said; None: unset
         self._stays = stays
         self._edit = edit
-        self.talk = generator.chat(
-            options.system, **_with_defaults(self._asked, generator.generation_defaults)
-        )
+        self._defaults = generator.generation_defaults
+        self.talk = generator.chat(options.system, **_with_defaults(self._asked, self._defaults))
         self._last: Stats | None = None
         self.failed = 0  # turns that ended in an error
         if sentence := without_effect(options, self.talk.options.get("temperature", 0)):
@@ -161,7 +160,7 @@ class Chat:
         if argument:
             name, value = commands.setting(argument)
             asked = {**self._asked, name: value}
-            changed = _with_defaults(asked, self._pair.open().generation_defaults)
+            changed = _with_defaults(asked, self._defaults)
             Options.checked(changed)
             self._asked, self.talk.options = asked, changed
         settings = [f"{name} {value}" for name, value in self.talk.options.items()]
@@ -206,7 +205,8 @@ class Chat:
     def _move(self, generator: DFlashGenerator) -> None:
         """Go on with another pair: what was said is kept, and read anew by it."""
         old = self.talk
-        self.talk = generator.chat(old.system, **_with_defaults(self._asked, generator.generation_defaults))
+        self._defaults = generator.generation_defaults
+        self.talk = generator.chat(old.system, **_with_defaults(self._asked, self._defaults))
         self.talk.turns = [replace(turn, ids=generator.answer_ids((), turn.answer)) for turn in old.turns]
 
     def _have_pair(self) -> None:

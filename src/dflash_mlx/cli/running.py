@@ -140,12 +140,14 @@ def known_names() -> list[str]:
 
 
 def _too_much(held_gb: float, wanted: int | None) -> str | None:
-    """A sentence's beginning where both pairs are more than this machine should hold."""
+    """A sentence's beginning where both pairs are more than this machine should hold, as far as that is known."""
+    if wanted is None:
+        return None
     from dflash_mlx import runtime
     from dflash_mlx.loading.memory import recommended_bytes
 
     limit = recommended_bytes(runtime.machine()) / runtime.GB
-    both = held_gb + (wanted or 0) / runtime.GB
+    both = held_gb + wanted / runtime.GB
     if both <= limit:
         return None
     return f"Both pairs together take {both:.1f} GB of the {limit:.1f} GB that this machine should hold"

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -22,6 +22,7 @@ from rich.text import Text
 
 from dflash_mlx.cli import figures
 from dflash_mlx.cli.markdown import MarkdownStream
+from dflash_mlx.cli.sections import lines
 
 if TYPE_CHECKING:  # it loads MLX
     from rich.console import RenderableType
@@ -150,7 +151,9 @@ class View:
         """Print a record of sections on stdout: names beside values, rows of a table in columns."""
         for title, content in record.items():
             if content:
-                self._answers.write(f"{title}\n" + "".join(f"  {line}\n" for line in _lines(content)))
+                self._answers.write(
+                    f"{title}\n" + "".join(f"  {_printable(line)}\n" for line in lines(content))
+                )
         self._answers.flush()
 
     def tables(self, parts: Iterable[RenderableType]) -> None:
@@ -296,36 +299,3 @@ def _in_gb(nbytes: int | None, form: str) -> str:
 def _printable(text: str) -> str:
     """Text without the control characters that would steer a terminal."""
     return text.translate(_CONTROLS)
-
-
-def _lines(content: Record | list[Any]) -> list[str]:
-    """A section, a table or a list of sentences, without the indent of its title."""
-    if isinstance(content, dict):
-        plain = {name: value for name, value in content.items() if not isinstance(value, list)}
-        lines = _columns([[_named(name), _shown(value)] for name, value in plain.items()])
-        for value in content.values():
-            lines += _lines(value) if isinstance(value, list) else []
-        return lines
-    if all(isinstance(row, dict) for row in content):
-        rows = [[_shown(value) for value in row.values()] for row in content]
-        return _columns([[_named(name) for name in content[0]], *rows]) if content else []
-    return [_printable(str(line)) for line in content]
-
-
-def _columns(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    padded = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return [line.rstrip() for line in padded]
-
-
-def _named(field: str) -> str:
-    return field.replace("_", " ")
-
-
-def _shown(value: object) -> str:
-    """A value as people read it: yes and no, numbers short, nothing as a dash."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else _printable(str(value))
