@@ -86,6 +86,13 @@ def test_the_folder_grows_and_holds_no_prompt_twice(tmp_path: Path) -> None:
     assert len({a.prompt_ids for a in answers}) == len(answers) == grown.counts.answers
 
 
+@pytest.mark.slow  # the run that is stopped and goes on is the fast one
+def test_answers_do_not_hang_on_who_shares_the_batch(tmp_path: Path) -> None:
+    for size in (1, 5):
+        gather(tiny_loaded(), tmp_path / str(size), tokens=30, recipe=replace(SMALL, batch_size=size))
+    assert shards(tmp_path / "1") == shards(tmp_path / "5")
+
+
 def test_the_manifest_counts_what_is_there(tmp_path: Path) -> None:
     target = tiny_loaded()
     gather(target, tmp_path, tokens=150, recipe=SMALL)
@@ -126,6 +133,10 @@ def test_the_target_makes_up_prompts_that_come_to_an_end(
     for answer in own:
         said = target.tokenizer.decode(list(answer.prompt_ids))
         assert said.startswith("<|start|>user\n") and said.endswith("<|end|>\n<|start|>assistant\n")
+    monkeypatch.setattr(stage, "_OWN_TOKENS", 6)
+    monkeypatch.setattr(stage, "user_turn", lambda tokenizer: turn._replace(stop_ids=()))
+    done = gather(target, tmp_path / "endless", tokens=12, recipe=recipe)
+    assert done.counts.answers and "own" not in done.counts.by_class
 
 
 def test_prompts_that_run_out_are_told_and_what_is_too_long_is_left_out(tmp_path: Path) -> None:

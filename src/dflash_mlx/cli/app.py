@@ -31,6 +31,7 @@ from dflash_mlx.cli.options import (
     without_effect,
 )
 from dflash_mlx.cli.prompt import NoPrompt, read_prompt, stdin_is_terminal
+from dflash_mlx.cli.train_options import TrainOptions
 from dflash_mlx.errors import DFlashError, UsageError
 
 if TYPE_CHECKING:
@@ -93,6 +94,21 @@ def bench(ctx: typer.Context, options: BenchOptions) -> None:
         from dflash_mlx.cli.bench import bench as measure
 
         return measure(view, replace(options, json=options.json or outer.json), ctx.obj or _load)
+
+    _report(None, options.debug or outer.debug, body)
+
+
+@app.command()
+@takes(TrainOptions)
+def train(ctx: typer.Context, options: TrainOptions) -> None:
+    """Make a drafter for a target: gather its own answers, train on them, measure the drafter."""
+    outer: Options = ctx.meta.get(_OUTER, Options())
+
+    def body(view: View) -> int:
+        _refuse_outer(outer, "train")
+        from dflash_mlx.cli.train import train as run
+
+        return run(view, replace(options, json=options.json or outer.json))
 
     _report(None, options.debug or outer.debug, body)
 

@@ -10,11 +10,14 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from dflash_mlx.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _MODELS, _TEXT, _DRAWS, _OUTPUT = "Models", "Text", "Draws", "Output"
 
@@ -51,7 +54,8 @@ class PairOptions:
         int | None, option(_MODELS, "Tokens in a drafted block, its anchor included. Unset: as trained.")
     ] = None
     draft_bits: Annotated[
-        str | None, option(_MODELS, "Quantise the drafter at load; auto where that pays.", metavar="4|8|auto")
+        str | None,
+        option(_MODELS, "Quantise the drafter at load; auto where that pays.", metavar="4|8|auto"),
     ] = None
     draft_vocab: Annotated[
         str | None,
@@ -202,7 +206,7 @@ _DRAW_NAMES = (
     "seed",
 )
 
-Shape = TypeVar("Shape", bound=PairOptions)
+Shape = TypeVar("Shape", bound="DataclassInstance")
 
 
 def takes(shape: type[Shape]) -> Callable[[Callable[[typer.Context, Shape], None]], Callable[..., None]]:

@@ -1,7 +1,7 @@
 """Many prompts answered at once by mlx-lm's batched generation: ids in, ids out, each as soon as it is complete.
 
-Runs the target's own forward through mlx-lm's `BatchGenerator`; knows no text and no drafter. Draws depend on the
-seed and on who shares the batch, so the same prompts in the same order get the same answers.
+Runs the target's own forward through mlx-lm's `BatchGenerator`; knows no text and no drafter. The draws of an answer
+depend on its own seed and place alone, so whoever shares the batch changes no more than the rounding.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -25,7 +25,7 @@ class Finished(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """How the tokens of a batch are drawn."""
+    """How the tokens of an answer are drawn."""
 
     temperature: float = 0.0  # 0 takes the most probable token
     min_p: float = 0.0  # tokens less probable than this share of the most probable one are not drawn
@@ -38,7 +38,7 @@ def batched_answers(
     *,
     stop_ids: Sequence[int],
     max_new_tokens: int,
-    drawing: Drawing,
+    drawings: Sequence[Drawing],
     batch_size: int,
     prefill_chunk: int = 512,
     on_tokens: Callable[[int], None] = lambda count: None,
@@ -50,7 +50,7 @@ def batched_answers(
         prompts: token ids, none of them empty.
         stop_ids: ids that end an answer.
         max_new_tokens: of each answer.
-        drawing: how tokens are drawn.
+        drawings: how the tokens of each are drawn.
         batch_size: rows of one pass.
         prefill_chunk: prompt tokens of a row in one pass.
         on_tokens: told after each pass how many tokens it gave.
@@ -62,7 +62,6 @@ def batched_answers(
         target.model,
         max_tokens=max_new_tokens,
         stop_tokens=[[stop] for stop in stop_ids],
-        sampler=_sampler(drawing),
         completion_batch_size=batch_size,
         prefill_batch_size=batch_size,
         prefill_step_size=prefill_chunk,
@@ -75,7 +74,10 @@ def batched_answers(
             free = batch_size - len(answers)
             if waiting and (free >= max(1, batch_size // 4) or not answers):
                 taken, waiting = waiting[:free], waiting[free:]
-                uids = generator.insert([list(prompts[index]) for index in taken])
+                uids = generator.insert(
+                    [list(prompts[index]) for index in taken],
+                    samplers=[_sampler(drawings[index]) for index in taken],
+                )
                 index_of |= dict(zip(uids, taken, strict=True))
                 answers |= {index: [] for index in taken}
             given = _step(generator, target)
@@ -104,9 +106,12 @@ def _step(generator: BatchGenerator, target: MLXTarget) -> list[GenerationBatch.
 
 
 def _sampler(drawing: Drawing) -> Callable[[mx.array], mx.array]:
-    """Log-probabilities [B, V] to token ids [B]; each call draws with a key of its own."""
+    """Log-probabilities [B, V] to token ids [B]; each call draws with a key of its own.
+
+    Greedy rows share one function, as mlx-lm takes them all at once where no other row draws.
+    """
     if drawing.temperature == 0:
-        return lambda logprobs: mx.argmax(logprobs, axis=-1)
+        return _likeliest
     keys = [mx.random.key(drawing.seed)]
 
     def sample(logprobs: mx.array) -> mx.array:
@@ -118,3 +123,7 @@ def _sampler(drawing: Drawing) -> Callable[[mx.array], mx.array]:
         return mx.random.categorical(scores / drawing.temperature, key=key)
 
     return sample
+
+
+def _likeliest(logprobs: mx.array) -> mx.array:
+    return mx.argmax(logprobs, axis=-1)

@@ -106,9 +106,10 @@ def _measured(measured: Evaluation) -> str:
     same = sum(row.figures[NEW].identical for row in measured.rows[-1:])
     options = measured.options
     text = (
-        f"Held-out prompts, greedy, {options['max_new_tokens']} tokens, {measured.dtype}, every block verified whole, "
-        f"against mlx-lm's plain decoding in turns, on {measured.machine}. {same} of {measured.all.prompts} texts are "
-        "those of plain decoding; others part where two logits are as good as equal."
+        f"Held-out prompts, greedy, {options['max_new_tokens']} tokens, {measured.dtype}, every block verified "
+        "whole and any word proposed, against mlx-lm's plain decoding in turns, on "
+        f"{measured.machine}. {same} of {measured.all.prompts} texts are those of plain "
+        "decoding; others part where two logits are as good as equal."
     )
     if OLD in measured.drafts:
         text += f" Before: {measured.drafts[OLD]}."

@@ -127,7 +127,9 @@ def evaluate(
     drafts: dict[str, str | Path] = {NEW: draft} | ({OLD: old_draft} if old_draft is not None else {})
     with ExitStack() as stack:
         engines = {
-            name: stack.enter_context(DFlashGenerator(target, where, mode="on", kept_gb=0)).engine
+            name: stack.enter_context(
+                DFlashGenerator(target, where, mode="on", draft_vocab="full", kept_gb=0)
+            ).engine
             for name, where in drafts.items()
         }
         arms: dict[str, Engine | None] = {PLAIN: None, **engines}

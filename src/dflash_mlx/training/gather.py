@@ -19,6 +19,7 @@ from dflash_mlx.training.gather_estimate import BYTES_PER_TOKEN, estimate
 from dflash_mlx.training.identity import identity
 from dflash_mlx.training.manifest import AnswerFolder, Counts
 from dflash_mlx.training.prompts import Prompt, asked, digest
+from dflash_mlx.training.quick import quick_forward
 from dflash_mlx.training.records import Answer
 from dflash_mlx.training.stream import OWN, Fresh, Mixture, Slot, shuffled, slots, template_prompts
 
@@ -38,7 +39,7 @@ class Recipe:
     own_share: float = 0.12  # of prompts that the target makes up itself, at temperature 1
     seed: int = 0
     shard_prompts: int = 256
-    batch_size: int = 32
+    batch_size: int = 32  # may differ from run to run: answers do not hang on it
 
     def check(self) -> None:
         """Refuse what means nothing.
@@ -113,7 +114,8 @@ def gather(
         raise UsageError(f"tokens is {tokens}; expected 1 or more tokens of answers.")
     check_template(target.tokenizer, target.name)
     run = _Gathering(target, Path(folder), tokens, prompts, think, recipe, on_progress)
-    return run.gathered(tell)
+    with quick_forward(target.model.model, target.model.dtype):
+        return run.gathered(tell)
 
 
 class _Gathering:
@@ -136,7 +138,7 @@ class _Gathering:
         self.notes: list[str] = []
         self.mixture = self._mixture()
         about = {
-            **asdict(recipe),
+            **{name: value for name, value in asdict(recipe).items() if name != "batch_size"},
             "own_share": self.mixture.own_share,
             "prompts": len(prompts),
             "prompts_digest": digest(prompts) if prompts else None,
@@ -229,21 +231,17 @@ class _Gathering:
         for slot in places:
             if found := fresh.first(self._offers(slot, own)):
                 taken.append((*found, slot.sampled))
-        answered: dict[int, Finished] = {}
-        for sampled in (False, True):
-            chosen = [index for index, (_, _, drawn) in enumerate(taken) if drawn == sampled]
-            temperature = self.recipe.temperature if sampled else 0.0
-            drawing = Drawing(
-                temperature=temperature,
-                min_p=self.recipe.min_p,
-                seed=_seed(self.recipe.seed, shard, "answers"),
-            )
-            prompts = [taken[index][1] for index in chosen]
-            for one in self._answers(prompts, drawing, self.recipe.max_answer_tokens, self._tell):
-                answered[chosen[one.prompt]] = one
-        for index, (prompt, ids, sampled) in enumerate(taken):
-            temperature = self.recipe.temperature if sampled else 0.0
-            yield Answer(tuple(ids), answered[index].ids, temperature, prompt.prompt_class)
+        temperatures = [self.recipe.temperature if sampled else 0.0 for _, _, sampled in taken]
+        answered = self._answers(
+            [ids for _, ids, _ in taken],
+            temperatures,
+            (shard, "answers"),
+            self.recipe.max_answer_tokens,
+            on_tokens=self._tell,
+        )
+        by_prompt = {one.prompt: one.ids for one in answered}
+        for index, (prompt, ids, _) in enumerate(taken):
+            yield Answer(tuple(ids), by_prompt[index], temperatures[index], prompt.prompt_class)
 
     def _offers(self, slot: Slot, own: Iterator[Prompt]) -> Iterator[Prompt]:
         if slot.source == "given":
@@ -256,12 +254,13 @@ class _Gathering:
         """Prompts that the target writes when it continues an empty question; what comes to no end is dropped."""
         if not count or self.turn is None:
             return
-        drawing = Drawing(
-            temperature=1.0, min_p=self.recipe.min_p, seed=_seed(self.recipe.seed, shard, "prompts")
-        )
         tries = count + count // 2  # some come to no end
         found = self._answers(
-            [self.turn.opening] * tries, drawing, _OWN_TOKENS, lambda count: None, self.turn.stop_ids
+            [self.turn.opening] * tries,
+            [1.0] * tries,
+            (shard, "prompts"),
+            _OWN_TOKENS,
+            stop_ids=self.turn.stop_ids,
         )
         tokenizer = self.target.tokenizer
         specials = set(tokenizer.all_special_ids)
@@ -274,17 +273,25 @@ class _Gathering:
     def _answers(
         self,
         prompts: Sequence[Sequence[int]],
-        drawing: Drawing,
+        temperatures: Sequence[float],
+        seed: tuple[int, str],
         most: int,
-        on_tokens: Callable[[int], None],
+        *,
         stop_ids: Sequence[int] | None = None,
+        on_tokens: Callable[[int], None] = lambda count: None,
     ) -> Iterator[Finished]:
+        """What the target says, as it is complete; `seed` tells these draws from those of others."""
+        random = Random(f"{self.recipe.seed}:{seed}")
+        drawings = [
+            Drawing(temperature=temperature, min_p=self.recipe.min_p, seed=random.getrandbits(32))
+            for temperature in temperatures
+        ]
         return batched_answers(
             self.target.model,
             prompts,
             stop_ids=self.target.eos_ids if stop_ids is None else stop_ids,
             max_new_tokens=most,
-            drawing=drawing,
+            drawings=drawings,
             batch_size=self.recipe.batch_size,
             on_tokens=on_tokens,
         )
@@ -296,7 +303,3 @@ class _Gathering:
         done = self.counts.answer_tokens + self.in_shard
         left = max(0, self.goal - done) / speed if speed else None
         self.on_progress(Progress(self.counts.answers, done, self.goal, speed, left))
-
-
-def _seed(seed: int, shard: int, what: str) -> int:
-    return Random(f"{seed}:{shard}:{what}").getrandbits(32)

@@ -32,9 +32,7 @@ class Estimate:
     def sentence(self) -> str:
         """As people read it."""
         memory = "" if self.memory_bytes is None else f", {self.memory_bytes / GB:.1f} GB of memory"
-        minutes = self.seconds / 60
-        time_ = f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{max(1, round(minutes))} minutes"
-        return f"about {time_}{memory} and {self.disk_bytes / GB:.2f} GB of disk"
+        return f"about {_duration(self.seconds)}{memory} and {self.disk_bytes / 1e6:,.0f} MB of disk"
 
 
 def estimate(
@@ -63,7 +61,7 @@ def estimate(
         batch,
         stop_ids=(),
         max_new_tokens=_STEPS + 2,
-        drawing=Drawing(),
+        drawings=[Drawing()] * batch_size,
         batch_size=batch_size,
         on_tokens=lambda count: marks.append(time.perf_counter()),
     )
@@ -78,3 +76,9 @@ def estimate(
     # Rows that come and go copy the keys and values of all.
     memory = None if held is None else model.nbytes + 2 * batch_size * held
     return Estimate(seconds, memory, int(tokens * BYTES_PER_TOKEN))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,214 @@
+"""`dflash-mlx train`: options in, up to three stages, one record out. MLX is loaded late.
+
+Each stage goes on where an earlier run of it was stopped, so Ctrl-C and the same command again lose little.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mlx.cli.progress import duration, far_line
+from dflash_mlx.cli.record import Record
+from dflash_mlx.cli.train_options import RECIPE, TRAINING, TrainOptions, check, taps_of
+from dflash_mlx.cli.view import stderr_console
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dflash_mlx.cli.view import View
+    from dflash_mlx.loading import LoadedTarget
+    from dflash_mlx.training.prompts import Prompt
+    from dflash_mlx.training.workspace import Workspace
+
+_TOKENS, _ROWS = 1_000_000, 2000
+_EVALUATE = 250  # steps between measurements on held-out answers
+_SETTLED = 20  # steps after which the time left is known
+
+
+def train(view: View, options: TrainOptions) -> int:
+    """Run the stages; gives the exit code.
+
+    Raises:
+        UsageError: an option or a file that cannot be honoured, before any model work.
+        DFlashError: a target, a folder or a disk that is not as it should be.
+    """
+    check(options)
+    from dflash_mlx.training.workspace import Workspace
+
+    workspace = Workspace(Path(str(options.out)))
+    workspace.check()
+    prompts = _prompts(options) if "data" in options.stages else []
+    taps_of(options.taps)
+    target = _loaded(view, options)
+    found: Record = {}
+    try:
+        for stage in options.stages:
+            found[stage] = _STAGES[stage](view, options, target, workspace, prompts)
+            if found[stage].get("finished") is False:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        again = shlex.join(["dflash-mlx", *sys.argv[1:]])
+        view.say(f"Stopped; whole shards and checkpoints are kept. To go on, the same again: {again}")
+        return 130
+    if options.json:
+        view.record(found)
+    else:
+        view.report(found)
+    return 0
+
+
+def _prompts(options: TrainOptions) -> list[Prompt]:
+    from dflash_mlx.training.prompts import prompts_of_rows, read_prompts
+
+    found = read_prompts(options.prompts or [])
+    if options.dataset is not None:
+        from dflash_mlx.loading.dataset_rows import dataset_rows
+
+        found += prompts_of_rows(
+            dataset_rows(options.dataset, options.dataset_rows or _ROWS), options.dataset
+        )
+    return found
+
+
+def _loaded(view: View, options: TrainOptions) -> LoadedTarget:
+    from dflash_mlx import runtime
+    from dflash_mlx.loading import load_pair
+    from dflash_mlx.loading.turns import check_template
+
+    with view.loaded():
+        pair = load_pair(
+            options.target_model,
+            mode="off",
+            dtype=options.dtype,
+            machine=runtime.machine(),
+            on_load=view.loading,
+        )
+    for note in pair.notes:
+        view.note(note)
+    check_template(pair.target.tokenizer, pair.target.name)
+    return pair.target
+
+
+def _data(
+    view: View, options: TrainOptions, target: LoadedTarget, workspace: Workspace, prompts: list[Prompt]
+) -> Record:
+    from dflash_mlx.training.gather import Progress, Recipe, gather
+
+    recipe = Recipe(**options.of(*RECIPE))
+    goal = options.tokens or _TOKENS
+    with far_line(stderr_console(), "data") as line:
+
+        def show(at: Progress) -> None:
+            line.at(
+                at.tokens / at.goal,
+                f"{at.tokens:,} of {at.goal:,} tokens, {at.tokens_per_second:.0f}/s, {duration(at.seconds_left)} left",
+            )
+
+        done = gather(
+            target,
+            workspace.data,
+            tokens=goal,
+            prompts=prompts,
+            think=options.think,
+            recipe=recipe,
+            on_progress=show,
+            tell=view.note,
+        )
+    for note in done.notes:
+        view.note(note)
+    counts = done.counts
+    return {
+        "folder": str(done.folder),
+        "answers": counts.answers,
+        "new_answers": done.new_answers,
+        "answer_tokens": counts.answer_tokens,
+        "held_out": counts.held_out,
+        "seconds": round(done.seconds, 1),
+        "classes": [{"class": kind, **row} for kind, row in sorted(counts.by_class.items())],
+    }
+
+
+def _train(
+    view: View, options: TrainOptions, target: LoadedTarget, workspace: Workspace, prompts: list[Prompt]
+) -> Record:
+    from dflash_mlx import runtime
+    from dflash_mlx.training.begin import begin
+    from dflash_mlx.training.loop import Progress
+    from dflash_mlx.training.options import TrainOptions as Training
+    from dflash_mlx.training.stage import run_training
+
+    training = Training(**{"evaluate_steps": _EVALUATE, **options.of(*TRAINING)})
+    begun_from = options.init or "target"
+    network = begin(
+        target,
+        begun_from,
+        machine=runtime.machine(),
+        tell=view.note,
+        layers=options.layers,
+        block_size=options.block_size,
+        taps=taps_of(options.taps),
+        seed=training.seed,
+    )
+    with far_line(stderr_console(), "train") as line:
+
+        def show(at: Progress) -> None:
+            slots = ", ".join(f"{share:.0%}" for share in at.agreeing[:3])
+            line.at(
+                at.step / max(1, at.steps),
+                f"step {at.step:,} of {at.steps:,}, loss {at.loss:.3f}, slots {slots}, "
+                f"{duration(at.seconds_left)} left",
+            )
+            if at.step == _SETTLED:
+                view.note(f"{at.steps:,} steps; about {duration(at.seconds_left)} left.")
+
+        done = run_training(
+            target,
+            network,
+            workspace,
+            training,
+            machine=runtime.machine(),
+            begun_from=begun_from,
+            report=show,
+            tell=view.note,
+        )
+    measured = done.measured
+    return {
+        "drafter": str(workspace.drafter) if done.finished else None,
+        "steps": done.steps,
+        "finished": done.finished,
+        "simulated_tokens_per_round": measured.tokens_per_round if measured else None,
+        "peak_memory_gb": round(runtime.peak_memory_gb(), 2),
+    }
+
+
+def _eval(
+    view: View, options: TrainOptions, target: LoadedTarget, workspace: Workspace, prompts: list[Prompt]
+) -> Record:
+    from dflash_mlx.training.report import measure_and_write
+
+    with far_line(stderr_console(), "eval") as line:
+        measured = measure_and_write(
+            target,
+            options.target_model,
+            workspace,
+            compare_with=options.compare_with,
+            each=options.limit or 4,
+            max_new_tokens=options.max_new_tokens or 128,
+            tell=line.at,
+        )
+    rows = []
+    for row in measured.rows:
+        shown: Record = {
+            "class": row.prompt_class,
+            "prompts": row.prompts,
+        }
+        for arm, figures in row.figures.items():
+            shown |= {f"{arm}_tokens_per_round": figures.tokens_per_round, f"{arm}_speedup": figures.speedup}
+        rows.append(shown)
+    return {"drafter": str(workspace.drafter), "card": str(workspace.drafter / "README.md"), "classes": rows}
+
+
+_STAGES: dict[str, Callable[..., Record]] = {"data": _data, "train": _train, "eval": _eval}
