@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -200,6 +201,16 @@ def test_every_curve_that_is_kept_is_found_and_no_other_file(
     assert all(list(curve.measured) == DEPTHS for _, curve in found)
 
 
+def test_hopeless_costs_are_looked_at_once() -> None:
+    """With MLX's own BLAS on Linux n rows cost n steps, and measuring them often takes longest of all."""
+    clock = Clock()
+    target = Costly(clock, busy=0)
+    target.extra = {rows: 0.012 * rows for rows in range(2, 9)}
+    [shallow] = measure(bench_of(clock, target), block_size=8)
+    assert shallow.steady and not CostCurve([shallow.depth], 8).can_pay_after(0)
+    assert sum(rows == 5 for rows in target.passes) == 1
+
+
 def test_a_step_in_the_costs_by_rows_is_there_at_every_depth() -> None:
     """OpenBLAS takes longer over 5 rows than over 8; with many tokens only a few row counts are measured."""
     clock = Clock()
@@ -288,7 +299,7 @@ def test_the_answer_is_the_same_whatever_drafting_costs(
         assert any("not even a drafter that is always right would pay" in note for note in first.notes)
     else:  # the random drafter is always wrong
         assert 0.8 * first.rounds < first.plain_rounds < first.rounds
-        assert any("Drafting did not pay here" in note for note in first.notes)
+        assert any("drafting did not pay here" in note for note in first.notes)
 
 
 def test_an_explicit_mode_measures_nothing_and_is_not_downgraded(
@@ -355,3 +366,31 @@ def test_a_generator_measures_again_when_asked(
         with pytest.raises(UsageError, match="no drafter is loaded"):
             plain.measure_costs()
     assert keys == [(costs.keys[0], 8)], "kept where the next generator looks"
+
+
+_THREE_RUNS = """
+import json, sys
+from dflash_mlx import DFlashGenerator
+with DFlashGenerator(*sys.argv[1:]) as runner:
+    for _ in range(3):
+        result = runner.generate("Say it.", max_new_tokens=60)
+        print(json.dumps([result.token_ids, result.stats.verify_lengths, result.stats.plain_rounds]))
+"""
+
+
+@pytest.mark.slow
+def test_three_runs_in_one_process_and_in_three_choose_alike(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """With a stored curve, which the first process leaves behind; drafts that hit and miss, on real costs."""
+    environment = os.environ | {"DFLASH_COSTS": "auto", "DFLASH_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", _THREE_RUNS, *map(str, folders)]
+    runs = [
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        for _ in range(4)
+    ]
+    assert len(list((tmp_path / "costs").glob("*.json"))) >= 1
+    lines = {line for text in runs[1:] for line in text.splitlines()}
+    assert len(lines) == 1 and runs[1].count("\n") == 3
+    tokens = {json.dumps(json.loads(line)[0]) for text in runs for line in text.splitlines()}
+    assert len(tokens) == 1, "the text is the same whatever was measured"

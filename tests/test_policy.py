@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from dflash_mlx.policy import Adaptive, CostCurve, Depth, Plan, WholeBlock
 from dflash_mlx.policy.costs import rising
 from dflash_mlx.policy.odds import Odds, expected_tokens
-from tests.kit.bets import CURVES, LONG_CONTEXT, REFERENCE_BLAS, curve, decode, fixed, telling, text_of
+from tests.kit.bets import (
+    BUNDLED,
+    CURVES,
+    LONG_CONTEXT,
+    REFERENCE_BLAS,
+    answers,
+    curve,
+    decode,
+    fixed,
+    telling,
+    text_of,
+)
 
 LENGTH, SEEDS = 1500, 4
 
@@ -64,6 +75,30 @@ def test_a_drafter_that_is_always_wrong_is_given_up_after_a_few_rounds_and_hardl
         assert decode(Adaptive(costs), costs, text[:364]).seconds - first < 300 * plain / 0.97
 
 
+@pytest.mark.parametrize("tokens", [64, 96, 128])
+def test_real_answers_are_hardly_slower_in_any_class(tokens: int) -> None:
+    """Prose was at 0.96 of plain decoding over 96 tokens: what is lost is lost in the first rounds."""
+    for kind, places in answers().items():
+        cut = [text[:tokens] for text in places]
+        plain = sum(fixed(BUNDLED, text, 0) for text in cut)
+        spent = sum(decode(Adaptive(BUNDLED), BUNDLED, text).seconds for text in cut)
+        assert spent <= plain / 0.97, kind
+
+
+def test_real_answers_come_close_to_the_best_fixed_length() -> None:
+    every = [text for places in answers().values() for text in places]
+    best = min(sum(fixed(BUNDLED, text, n) for text in every) for n in range(8))
+    assert sum(decode(Adaptive(BUNDLED), BUNDLED, text).seconds for text in every) <= 1.03 * best
+
+
+def test_a_perfect_drafter_comes_within_3_percent_of_the_best_fixed_length() -> None:
+    for costs in (*CURVES.values(), BUNDLED):
+        for text in texts("always right", costs.block_size):
+            short = text[:800]
+            best = min(fixed(costs, short, n) for n in range(costs.block_size))
+            assert decode(Adaptive(costs), costs, short).seconds <= 1.03 * best
+
+
 def test_a_perfect_drafter_is_never_given_up() -> None:
     for costs in CURVES.values():
         (text, *_) = texts("always right", costs.block_size)
@@ -75,6 +110,15 @@ def test_nothing_is_ever_drafted_where_even_a_perfect_drafter_would_lose() -> No
     (text, *_) = texts("always right", 16)
     assert set(decode(Adaptive(REFERENCE_BLAS), REFERENCE_BLAS, text).choices) == {0}
     assert not REFERENCE_BLAS.at(0).can_pay and CURVES["m1"].at(0).can_pay
+
+
+def test_where_a_context_has_made_drafting_hopeless_no_prompt_is_read_for_it() -> None:
+    deep = Depth(4000, 22, 60, 0.3, {1: 22, 16: 400})
+    costs = CostCurve([Depth(0, 20, 5, 0.3, {1: 20, 16: 45}), deep], 16)
+    assert costs.can_pay_after(0) and costs.can_pay_after(500)
+    assert not costs.can_pay_after(4000) and not costs.can_pay_after(9000)
+    later = CostCurve([deep._replace(tokens=0), Depth(4000, 22, 6, 0.3, {1: 22, 16: 60})], 16)
+    assert not later.at(0).can_pay and later.can_pay_after(0), "it may begin to pay on the way"
 
 
 def test_decisions_settle() -> None:

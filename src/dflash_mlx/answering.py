@@ -26,7 +26,7 @@ def answer(
     Without a `policy` the measured costs decide; with one the pair drafts as it says, whether that pays or not.
     """
     stats, transcript = engine.stats(request), engine.transcript(request)
-    drafter = engine.drafter(insist=policy is not None)
+    drafter = engine.drafter(after=len(request.prompt), insist=policy is not None)
     target = engine.pair.target.model
     runtime.reset_peak_memory()
     since = time.perf_counter()
@@ -119,14 +119,14 @@ def _why_plain(curve: CostCurve | None, stats: Stats) -> str | None:
     """A sentence where the policy decoded most of an answer plainly."""
     if curve is None or 2 * stats.plain_rounds <= stats.new_tokens:
         return None
-    if not curve.can_pay:
+    if not curve.can_pay_after(stats.prompt_tokens):
         costs = curve.at(stats.prompt_tokens)
         return (
             "Decoded plainly: on this machine not even a drafter that is always right would pay, as a round over "
             f"{curve.block_size} rows costs {costs.round(curve.block_size - 1) / costs.plain:.1f} plain steps."
         )
     return (
-        f"Drafting did not pay here: {stats.plain_rounds} of {stats.new_tokens} tokens were decoded plainly."
+        f"Decoded plainly: {stats.plain_rounds} of {stats.new_tokens} tokens, as drafting did not pay here."
     )
 
 

@@ -45,9 +45,14 @@ class Engine:
         """Bytes of the weights, the shortlist's copies included."""
         return self.pair.nbytes + (self.shortlist.nbytes if self.shortlist else 0)
 
-    def drafter(self, *, insist: bool = False) -> Drafter | None:
-        """A drafter without context; None also, unless insisted on, where not even a perfect one would pay."""
-        if self.pair.draft is None or not (insist or self.curve is None or self.curve.can_pay):
+    def drafter(self, *, after: int = 0, insist: bool = False) -> Drafter | None:
+        """A drafter without context; None also where not even one that is always right would pay.
+
+        Args:
+            after: tokens of the prompt; what passes cost with fewer in the cache is not asked.
+            insist: draft whatever it costs.
+        """
+        if self.pair.draft is None or not (insist or self.curve is None or self.curve.can_pay_after(after)):
             return None
         return Drafter(self.pair.draft, self.pair.target.model, shortlist=self.shortlist)
 

@@ -64,6 +64,15 @@ def test_the_line_after_an_answer_has_the_same_figures():
         assert part in line
 
 
+def test_plain_rounds_and_the_estimated_plain_speed_are_told():
+    few = figures.whole(stats(rounds=16, plain_rounds=3))
+    assert "3 of 16 rounds plain" in few and "plain ~25.0 tokens/s est." in few
+    assert "decoded plainly: 12 of 16 rounds" in figures.whole(stats(rounds=16, plain_rounds=12))
+    none = figures.whole(stats(plain_rounds=0, plain_tokens_per_second_estimate=None))
+    assert "plain" not in none
+    assert "plain" not in figures.whole(stats(plain_rounds=16, draft=None, block_size=None))
+
+
 class Terminal(io.StringIO):
     """Remembers each write; a terminal draws between writes."""
 

@@ -27,6 +27,7 @@ _TIGHT = 1.06  # second smallest time over smallest, of nine figures in ten, aft
 _PATIENCE = 8.0  # seconds after which what there is must do
 _SLOW = 12.0  # seconds for few tokens, after which many are not measured
 _STEADY = 1.5  # largest time over smallest, of half of the figures at least, where nothing else ran
+_HOPELESS = 0.85  # speed of a drafter that is always right, against plain decoding: no second look is taken
 _PLAIN = 5  # steps of a run of plain decoding; the first fills the pipeline, the last empties it: not counted
 
 Clock = Callable[[], float]
@@ -56,7 +57,9 @@ def measure(bench: Bench, *, block_size: int) -> list[Measured]:
     deepest = min(_DEEP, room - (_MOST + 1) * (len(_ROWS) + _PLAIN + 2) - 2 * block_size)
     since = bench.clock()
     depths = [_measured(_Runs(bench, block_size, min(_SHALLOW, max(deepest, 1)), _ROWS), _LEAST)]
-    if deepest >= 4 * _SHALLOW and bench.clock() - since < _SLOW:
+    plain, verify, draft = depths[0].depth.plain, depths[0].depth.verify, depths[0].depth.draft
+    pays = any(rows * plain > _HOPELESS * (draft + seconds) for rows, seconds in verify.items() if rows > 1)
+    if pays and deepest >= 4 * _SHALLOW and bench.clock() - since < _SLOW:
         runs = _Runs(bench, block_size, deepest, _DEEP_ROWS)
         if runs.tokens >= 2 * _SHALLOW:  # less was read only where the machine is very slow
             depths.append(_filled_in(_measured(runs, _LEAST_DEEP), depths[0].depth))
@@ -167,7 +170,8 @@ def _measured(runs: _Runs, least: int) -> Measured:
     while len(turns) < _MOST:
         turns.append(_turn(runs))
         spent = runs.clock - since
-        if spent > _PATIENCE or (len(turns) >= least and spent > _MEASURING and _is_tight(turns)):
+        enough = len(turns) >= least and spent > _MEASURING and _is_tight(turns)
+        if enough or spent > _PATIENCE or _best(turns) < _HOPELESS:
             break
     rounds = {rows: [turn.round[rows] for turn in turns] for rows in runs.rows}
     costs = {rows: _usual(seconds) for rows, seconds in rounds.items()}
@@ -179,8 +183,13 @@ def _measured(runs: _Runs, least: int) -> Measured:
     costs = {1: _usual([turn.alone for turn in turns]) - look, **costs}
     # A pass that is waited for takes at least as long as one in a pipeline; less is noise.
     verify = {rows: max(seconds - draft, plain) for rows, seconds in costs.items()}
-    steady = len(turns) > 1 and _spread(rounds.values()) <= _STEADY
+    steady = _best(turns) < _HOPELESS or (len(turns) > 1 and _spread(rounds.values()) <= _STEADY)
     return Measured(Depth(runs.tokens, plain, draft, look, verify), steady)
+
+
+def _best(turns: Sequence[_Turn]) -> float:
+    """The most that drafting could gain by these figures: speed against plain decoding, every proposal accepted."""
+    return max(rows * min(turn.plain) / seconds for turn in turns for rows, seconds in turn.round.items())
 
 
 def _is_tight(turns: Sequence[_Turn]) -> bool:

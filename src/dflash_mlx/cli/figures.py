@@ -40,6 +40,7 @@ def whole(stats: Stats) -> str:
     ]
     if stats.draft is not None:
         parts.append(f"{stats.acceptance_rate:.0%} of {stats.verified} proposals accepted")
+        parts += _plainly(stats)
     if stats.block_size is not None and stats.verify_lengths:
         mean = sum(stats.verify_lengths) / len(stats.verify_lengths)
         parts.append(f"block {stats.block_size}, {mean:.1f} verified")
@@ -64,6 +65,18 @@ def _speedup(stats: Stats) -> list[str]:
     if stats.draft is None or not plain or not stats.tokens_per_second:
         return []
     return [f"~{stats.tokens_per_second / plain:.1f}x est."]
+
+
+def _plainly(stats: Stats) -> list[str]:
+    """How much of an answer was decoded plainly, and how fast all of it would have been."""
+    parts = []
+    if stats.plain_rounds:
+        rounds = f"{stats.plain_rounds} of {stats.rounds} rounds"
+        mostly = 2 * stats.plain_rounds > stats.rounds
+        parts.append(f"decoded plainly: {rounds}" if mostly else f"{rounds} plain")
+    if stats.plain_tokens_per_second_estimate:
+        parts.append(f"plain ~{stats.plain_tokens_per_second_estimate:.1f} tokens/s est.")
+    return parts
 
 
 def _context(stats: Stats) -> list[str]:

@@ -12,10 +12,10 @@ from dflash_mlx.policy.odds import Odds, expected_tokens
 from dflash_mlx.policy.plan import Plan
 
 _MARGIN = 0.01  # another length must be better by this much
-_FIRST_LOSS, _LATER_LOSS = 3.0, 0.6  # tokens that drafting may fall behind plain decoding before it stops
+_FIRST_LOSS, _LATER_LOSS = 1.6, 0.5  # tokens that drafting may fall behind plain decoding before it stops
 _FIRST_REST, _LONGEST_REST = 8, 512  # plain tokens before drafting is tried again
-_GROWTH = 1.6  # of the rest after a try that lost
-_REST_FOR_LOSS = 10  # plain tokens, at least, for each token lost
+_GROWTH = 1.4  # of the rest after a try that lost
+_REST_FOR_LOSS = 36  # plain tokens, at least, for each token lost
 _REMEMBERED = 16  # blocks whose confidences are kept, to judge whether looking pays
 _ENOUGH = 4  # blocks that this takes
 _GLANCE = 24  # rounds without a look before one is taken again

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+_WORTH = 1.03  # how much faster a drafter that is always right must be, for any to be tried
+
 
 class Depth(NamedTuple):
     """What was measured with so many tokens in the cache. All in seconds."""
@@ -34,8 +36,8 @@ class Costs(NamedTuple):
 
     @property
     def can_pay(self) -> bool:
-        """Whether a drafter that is always right would be faster than plain decoding."""
-        return any((n + 1) * self.plain > self.round(n) for n in range(1, len(self.verify)))
+        """Whether a drafter that is always right would be faster than plain decoding, by more than a hair."""
+        return any((n + 1) * self.plain > _WORTH * self.round(n) for n in range(1, len(self.verify)))
 
 
 class CostCurve:
@@ -53,10 +55,10 @@ class CostCurve:
         self.block_size = block_size
         self._whole = [_every_row(depth, block_size) for depth in self.measured]
 
-    @property
-    def can_pay(self) -> bool:
-        """Whether drafting could pay at any of the measured depths."""
-        return any(costs.can_pay for costs in self._whole)
+    def can_pay_after(self, depth: int) -> bool:
+        """Whether drafting could pay with `depth` tokens in the cache, or at a place measured beyond."""
+        beyond = (w.can_pay for m, w in zip(self.measured, self._whole, strict=True) if m.tokens > depth)
+        return self.at(depth).can_pay or any(beyond)
 
     def at(self, depth: int) -> Costs:
         """Costs with `depth` tokens in the cache; past the deepest measurement the last slope goes on."""
