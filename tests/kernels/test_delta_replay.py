@@ -254,7 +254,7 @@ def test_a_call_runs_what_was_chosen_for_its_class():
 def test_a_contest_passes_the_kernel():
     case = contest(6, 1, 2, 32, 12, taps=3, channels=88, dtype=mx.bfloat16)
     arrays = Case(rows=6, value_dim=12, dtype=mx.bfloat16).arrays()
-    assert case.shape_class == shape_class(*arrays[:3], arrays[5]) and case.bound == BOUND
+    assert case and case.shape_class == shape_class(*arrays[:3], arrays[5]) and case.bound == BOUND
     chooser = Chooser(None, mode="on", factory=emulated("fast"))
     assert chooser.prepare([case]).factory_for("delta_replay", case.shape_class) and not chooser.notes
 

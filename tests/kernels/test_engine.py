@@ -15,6 +15,7 @@ import pytest
 from mlx.utils import tree_flatten
 from tests import metal_emulator as emulator
 from tests.drafter.toys import toy_network
+from tests.kit.families import FAMILIES, family
 from tests.kit.models import VOCAB, tiny_target
 from tests.kit.planned import PlannedDrafter
 from tests.loading.checkpoints import write_draft, write_target
@@ -321,6 +322,35 @@ def test_windows_yarn_and_causal_blocks_of_a_drafter(factory):
     assert ran == (TARGET_KERNELS - {"rows_qmm"}) | DRAFT_KERNELS | WALK
 
 
+def hybrid() -> MLXTarget:
+    """Attention and delta rules in turn, heads as wide as the kernels want them."""
+    return family("qwen3_5", head_dim=64, linear_key_head_dim=32)
+
+
+def test_a_delta_rule_is_run_again_by_its_kernel(factory):
+    """Two of three rounds keep a part of their rows; the text and what is tapped are those of mlx-lm's recurrence."""
+    engine = Engine(hybrid(), network(num_hidden_layers=1, dflash_config=_taps(0, 1)))
+    ran = check(engine, factory, SAMPLED, budget=18)
+    assert {"delta_replay", "block_attention causal"} <= ran
+    classes = {name for kernel, name in engine.choices.chosen if kernel == "delta_replay"}
+    assert {name.split()[0] for name in classes} == {"t2-2", "t3-4", "t5-8"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_next", "kimi_linear", "olmo_hybrid"])
+def test_every_family_of_delta_rules_takes_it(factory, name):
+    """Qwen's gates are one number a head, Kimi's one a value; OLMo's beta goes up to two."""
+    widths = {
+        "kimi_linear": {
+            "linear_attn_config": {**FAMILIES["kimi_linear"]["linear_attn_config"], "head_dim": 32}
+        },
+        "qwen3_next": {"linear_key_head_dim": 32},
+        "olmo_hybrid": {"linear_key_head_dim": 32},
+    }
+    engine = Engine(family(name, **widths[name]), network(num_hidden_layers=1, dflash_config=_taps(0, 1)))
+    assert "delta_replay" in check(engine, factory, GREEDY)
+
+
 def test_two_threads_share_a_target_with_kernels(factory):
     engine = Engine(unquantised(num_hidden_layers=2), network(dflash_config=_taps(0, 1)))
     truths = {params: engine.truth(params, 30) for params in (GREEDY, SAMPLED)}
@@ -399,6 +429,23 @@ def test_a_wrong_kernel_is_refused_aloud(factory, spoilt):
     notes = engine.tune(spoiling(spoilt, factory))
     assert notes and all(f"The kernel {spoilt} gives a wrong result" in note for note in notes)
     assert spoilt not in str(engine.choices) and str(engine.choices) != "stock"
+
+
+def test_a_wrong_replay_is_refused_aloud_and_none_is_run(factory):
+    engine = Engine(hybrid(), network(num_hidden_layers=1, dflash_config=_taps(0)))
+    notes = engine.tune(spoiling("delta_replay", factory))
+    assert any("The kernel delta_replay gives a wrong result" in note for note in notes)
+    assert "delta_replay" not in str(engine.choices)
+
+
+@pytest.mark.slow
+def test_a_replay_in_a_wrong_place_is_seen_by_what_follows_it(factory):
+    engine = Engine(hybrid(), network(num_hidden_layers=1, dflash_config=_taps(0)))
+    assert engine.tune(factory) == ()
+    alone = frozenset(choice for choice in engine.choices.chosen if choice[0] == "delta_replay")
+    said, _ = engine.use(Choices(alone, spoiling("delta_replay", factory)))
+    assert said is not None and "differs with the Metal kernels (off by" in said
+    assert engine.target.choices is NO_KERNELS
 
 
 @pytest.mark.parametrize("spoilt", ["block_attention", *_slow("rows_qmm")])

@@ -136,6 +136,23 @@ def delta_replay(
     return delta_replay_reference(key, v, decay, beta, state, conv, count)
 
 
+def is_chosen(
+    key: mx.array,
+    v: mx.array,
+    decay: mx.array,
+    beta: mx.array,
+    state: mx.array,
+    conv: mx.array,
+    count: mx.array,
+    *,
+    choices: Choices,
+) -> bool:
+    """Whether `delta_replay` would run the kernel; a caller may have something faster than the definition."""
+    if not choices.chosen or not supports(key, v, decay, beta, state, conv, count):
+        return False
+    return choices.factory_for(REPLAY.name, shape_class(key, v, decay, conv)) is not None
+
+
 def shape_class(key: mx.array, v: mx.array, decay: mx.array, conv: mx.array) -> str:
     """The class that one measurement stands for: a band of row counts, all else exact."""
     batch, rows, key_heads, key_dim = key.shape
@@ -162,9 +179,11 @@ def contest(
     taps: int,
     channels: int,
     dtype: mx.Dtype,
-) -> Contest:
-    """What `Chooser.prepare` needs to try this class at batch 1; half of the rows are kept."""
+    vector: bool = False,
+) -> Contest | None:
+    """What `Chooser.prepare` needs to try this class at batch 1; half of the rows are kept. None outside the limits."""
     rows = _row_class(rows)[0]
+    gate = (1, rows, heads, key_dim) if vector else (1, rows, heads)
 
     def inputs(seed: int) -> tuple[mx.array, ...]:
         keys = mx.random.split(mx.random.key(seed), 6)
@@ -172,7 +191,7 @@ def contest(
         return (
             (key / mx.linalg.norm(key, axis=-1, keepdims=True)).astype(dtype),
             mx.random.normal((1, rows, heads, value_dim), key=keys[1]).astype(dtype),
-            mx.random.uniform(0.8, 1.0, (1, rows, heads), key=keys[2]),
+            mx.random.uniform(0.8, 1.0, gate, key=keys[2]),
             mx.random.uniform(0.0, 1.0, (1, rows, heads), key=keys[3]).astype(dtype),
             mx.random.normal((1, heads, value_dim, key_dim), key=keys[4]),
             mx.random.normal((1, taps + rows, channels), key=keys[5]).astype(dtype),
@@ -185,7 +204,10 @@ def contest(
     def kernel(factory: Factory, *arrays: mx.array) -> list[mx.array]:
         return list(delta_replay_kernel(*arrays, factory=factory))
 
-    key, v, decay, _, _, conv, _ = inputs(0)
+    sample = inputs(0)
+    if not supports(*sample):
+        return None
+    key, v, decay, _, _, conv, _ = sample
     return Contest(
         kernel=REPLAY.name,
         digest=REPLAY.digest,

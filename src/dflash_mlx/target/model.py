@@ -19,9 +19,9 @@ from dflash_mlx.errors import NumericalError, UnsupportedError
 from dflash_mlx.kernels import layers, trial
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
 from dflash_mlx.kernels.table import Table
-from dflash_mlx.target import caches, kernels, taps, words
+from dflash_mlx.target import caches, kernels, replay, taps, words
 from dflash_mlx.target.caches import Cache, CacheSnapshot, Tape, quantised
-from dflash_mlx.target.recurrence import Recorder
+from dflash_mlx.target.recurrence import Recorder, Update
 
 _locks: dict[int, threading.RLock] = {}
 
@@ -185,6 +185,7 @@ class MLXTarget:
             block_size=block_size,
             key_bands=key_bands,
         )
+        yield from replay.contests(self._replayed(), block_size=block_size)
 
     def use(self, choices: Choices) -> str | None:
         """Run passes of 2 to 32 rows with the chosen kernels, once they gave what the stock forward gives.
@@ -196,17 +197,19 @@ class MLXTarget:
         """
         with self._lock:
             layers.restore(self.model)
-            self.choices = NO_KERNELS
+            self.choices = self._recorder.choices = NO_KERNELS
             if choices is NO_KERNELS:
                 return None
             expected = self._trial()
             mx.eval(expected)
             kernels.give(self.model, self._shapes(), choices)
+            self._recorder.choices = choices
             wrong = trial.difference(expected, self._trial, dtype=self.dtype)
             if wrong is None:
                 self.choices = choices
                 return None
             layers.restore(self.model)
+            self._recorder.choices = NO_KERNELS
         return (
             f"The forward of {self.name} differs with the Metal kernels ({wrong}) in this version of mlx-lm: none "
             "is used."
@@ -224,20 +227,27 @@ class MLXTarget:
         two = mx.array([[0, 1]])
         return kernels.shapes(self.model, lambda: self.model(two, cache=self.make_cache()), rows=2)
 
+    def _replayed(self) -> list[replay.Inputs]:
+        """What the delta rules of a pass of two rows take in; lazy."""
+        with self._lock, self._recorder.recording(2) as heard:
+            self.model(mx.array([[0, 1]]), cache=self.make_cache())
+        intakes = [update.intake() for update in heard if isinstance(update, Update)]
+        return [intake for intake in intakes if intake is not None]
+
     def _group_size(self) -> int:
         assert self.kv_bits
         with self._lock:
             return quantised.group_size(self.model, self.kv_bits, self.name)
 
     def _trial(self) -> list[mx.array]:
-        """Logits of passes of many row counts over one context; lazy."""
+        """Logits of passes of many row counts, half of each undone before the next; lazy."""
         cache = self.make_cache()
         self.verify(mx.array([1, 2, 3]), cache)
         logits = []
         for rows in (2, 4, 8, 16, 32):
             tried = self.verify(mx.arange(rows) % self.vocab_size, cache)
             logits.append(tried.logits)
-            self.commit(cache, tried.tape, 0)
+            self.commit(cache, tried.tape, rows // 2)
         return logits
 
     def _probe(self) -> tuple[int, int]:

@@ -18,7 +18,8 @@ import mlx.nn as nn
 from mlx_lm.models.gated_delta import gated_delta_update
 from mlx_lm.models.ssm import ssm_update
 
-from dflash_mlx.target import taps
+from dflash_mlx.kernels.choice import NO_KERNELS, Choices
+from dflash_mlx.target import replay, taps
 
 MOST_ROWS = 64  # of a pass that is recorded: blocks are, a prompt's chunk would only hold memory
 
@@ -54,9 +55,21 @@ class Update(NamedTuple):
     function: Callable[..., Any]
     by_row: tuple[str, ...]
     arguments: inspect.BoundArguments
+    conv: mx.array | None = None  # input of the convolution right before it
+    choices: Choices = NO_KERNELS
+
+    def intake(self) -> replay.Inputs | None:
+        """What a delta rule's kernel would be given; None for everything else."""
+        if self.function is not gated_delta_update or self.conv is None:
+            return None
+        return replay.taken_in(self.arguments, self.conv)
 
     def state(self, rows: int, of: int) -> mx.array:
         """What the function makes of the first rows and the state before the pass, in the state's own type."""
+        if self.choices.chosen and self.conv is not None and self.function is gated_delta_update:
+            replayed = replay.state(self.arguments, self.conv, rows, self.choices)
+            if replayed is not None:
+                return replayed
         given = {
             name: value[:, :rows] if name in self.by_row and value is not None else value
             for name, value in self.arguments.arguments.items()
@@ -69,6 +82,7 @@ class Recorder:
     """The recurrent parts of one model; holds nothing between passes."""
 
     def __init__(self, model: nn.Module):
+        self.choices = NO_KERNELS  # for running rows again
         self._heard: list[Intake] | None = None
         self._made: dict[type[nn.Module], type[nn.Module]] = {}
         modules = [module for layer in model.layers for _, module in layer.named_modules()]
@@ -132,7 +146,9 @@ class Recorder:
         signature = inspect.signature(function)
 
         def update(*args: Any, **kwargs: Any) -> Any:
-            self._hear(Update(function, by_row, signature.bind(*args, **kwargs)))
+            last = self._heard[-1] if self._heard else None
+            conv = last.rows if isinstance(last, Window) else None
+            self._hear(Update(function, by_row, signature.bind(*args, **kwargs), conv, self.choices))
             return function(*args, **kwargs)
 
         return update
