@@ -4,9 +4,7 @@ In: the import path. Out: the console, or one sentence on stderr and exit 1. Sta
 since a foreign one of that name earlier on the path hides all that is inside. Imports neither before the check.
 """
 
-import importlib.util
 import sys
-from pathlib import Path
 
 
 def main() -> None:
@@ -31,6 +29,10 @@ def _run(name: str) -> None:
 
 
 def _refuse_foreign_package() -> None:
+    # Here and not at the top, where a Ctrl-C would show a traceback.
+    import importlib.util
+    from pathlib import Path
+
     expected = Path(__file__).resolve().with_name("dflash_mlx") / "__init__.py"
     spec = importlib.util.find_spec("dflash_mlx")
     found = Path(spec.origin).resolve() if spec and spec.origin else None
