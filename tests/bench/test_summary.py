@@ -110,13 +110,16 @@ def test_the_best_fixed_block_is_chosen_on_other_questions():
 
 
 def test_repeats_of_a_question_stay_in_one_half():
+    """Question 2 alone likes block 4: split by trial, its repeats would fall into both halves."""
+    likes = {1: (20.0, 5.0), 2: (5.0, 20.0), 3: (20.0, 5.0)}
     trials = [
-        trial(number=number, repeat=repeat, plain=10.0, auto=10.0, block_2=5.0 * number)
+        trial(number=number, repeat=repeat, plain=10.0, auto=10.0, block_2=two, block_4=four)
         for repeat in range(2)
-        for number in (1, 2)
+        for number, (two, four) in likes.items()
     ]
     found = best_fixed(trials, "auto")
-    assert found.ratio.count == 4 and (found.ratio.low, found.ratio.high) == (1.0, 2.0)
+    assert found.chosen == ("block 2", "block 4")
+    assert (found.ratio.count, found.ratio.low, found.ratio.high) == (6, 2.0, 2.0)
 
 
 def test_one_question_leaves_nothing_to_judge_on():
