@@ -116,6 +116,19 @@ def test_in_every_family(name: str, params: SamplingParams, plan: list[int]) -> 
     assert_one_text(family_of(name), truth_of(name, params, 60), plan, params)
 
 
+def test_58_a_drafter_that_rounds_otherwise_changes_no_text() -> None:
+    """field-cases 58 (dtype-quant): what a drafter's rounding moves are proposals, and they decide nothing."""
+    target, truth = family_of("qwen3"), truth_of("qwen3", SAMPLED, 40)
+    drafts = []
+    for dtype in (mx.float32, mx.bfloat16):
+        network = network_for(target, None)
+        network.set_dtype(dtype)
+        drafter = Overruled(network, target, truth, [3, 7, 0])
+        assert tokens_of(run(decoder(target, drafter, SAMPLED, len(truth)))) == truth
+        drafts.append(mx.concatenate(drafter.drafts).astype(mx.float32))
+    assert not mx.allclose(*drafts, rtol=1e-6)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("name", first_fast(*(name for name in FAMILIES if name not in REFUSED)))
 def test_and_with_quantised_keys(name: str, bits: int) -> None:

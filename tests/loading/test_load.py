@@ -4,12 +4,13 @@ import threading
 from dataclasses import replace
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
 from dflash_mlx.errors import CheckpointError, PairError, UnsupportedError, UsageError
 from dflash_mlx.loading import LoadedTarget, load, load_pair, names, registry
-from tests.loading.checkpoints import split_into_shards, write_draft, write_target
+from tests.loading.checkpoints import TARGET, split_into_shards, write_config, write_draft, write_target
 from tests.loading.hub_server import Hub
 
 
@@ -129,6 +130,42 @@ def test_a_loaded_target_is_shared(folders, cpu):
     assert isinstance(first.target, LoadedTarget) and again.target is first.target
     with pytest.raises(UsageError, match="the shared target tiny has mlx.core.float32"):
         load_pair(first.target, folders[1], machine=cpu, dtype="bfloat16")
+
+
+def test_a_multimodal_target_is_used_for_text_and_that_is_said_once(tmp_path, cpu):
+    """Content that is no text is refused with the prompt: test_tokenizer.py."""
+    folder = write_target(tmp_path / "seeing", vision_config={"depth": 2}, audio_config={"depth": 2})
+    first = load_pair(folder, machine=cpu, mode="off")
+    assert first.notes == ("seeing was made for images and sound too; it is used for text alone.",)
+    assert load_pair(first.target, machine=cpu, mode="off").notes == ()
+    assert load_pair(write_target(tmp_path / "plain"), machine=cpu, mode="off").notes == ()
+
+
+def packed_target(folder, cpu):
+    model = load_pair(folder, machine=replace(cpu, default_dtype=None), mode="off").target.model.model
+    nn.quantize(model, 32, 4)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights_of(model))
+    write_config(folder, TARGET | {"quantization": {"group_size": 32, "bits": 4}})
+
+
+def test_a_packed_target_is_what_its_file_holds_whatever_its_config_says(tmp_path, cpu):
+    """mlx-lm reads bits and groups off the tensors."""
+    folder, ids = write_target(tmp_path / "packed"), mx.array([[3, 1, 4, 1, 5]])
+    packed_target(folder, cpu)
+    right = load_pair(folder, machine=cpu, mode="off").target.model.forward(ids)
+    write_config(folder, TARGET | {"quantization": {"group_size": 64, "bits": 8}})
+    assert mx.array_equal(load_pair(folder, machine=cpu, mode="off").target.model.forward(ids), right)
+
+
+@pytest.mark.parametrize("part", ["weight", "scales"])
+def test_packed_shapes_that_no_config_makes_are_refused_by_name(tmp_path, cpu, part):
+    folder = write_target(tmp_path / "packed")
+    packed_target(folder, cpu)
+    tensors = mx.load(str(folder / "model.safetensors"))
+    name = f"model.layers.1.mlp.up_proj.{part}"
+    mx.save_safetensors(str(folder / "model.safetensors"), {**tensors, name: tensors[name][:-1]})
+    with pytest.raises(CheckpointError, match="packed: the weights in .* do not fit .*layers.1.mlp.up_proj"):
+        load_pair(folder, machine=cpu, mode="off")
 
 
 def test_a_drafter_that_does_not_fit_a_shared_target_is_refused(folders, cpu, tmp_path):

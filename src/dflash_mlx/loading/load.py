@@ -158,6 +158,8 @@ def _found_target(
     source, known = names.find_target(given, gpu=on_gpu, memory_bytes=memory, notes=notes)
     checkpoint = open_target(source)
     shape = pair.check_target(checkpoint.config, name=checkpoint.name, kv_bits=kv_bits)
+    if note := pair.beyond_text(checkpoint.config, name=checkpoint.name):
+        notes.append(note)
     return _Target(source, known, shape, checkpoint.tokenizer(), checkpoint, None)
 
 

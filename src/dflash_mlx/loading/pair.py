@@ -78,6 +78,15 @@ def check_target(config: dict[str, Any], *, name: str, kv_bits: int | None = Non
     return TargetShape(name, int(text["hidden_size"]), len(model.layers), int(text["vocab_size"]))
 
 
+def beyond_text(config: Mapping[str, Any], *, name: str) -> str | None:
+    """A sentence on what a target could take besides text; None for one that reads text alone."""
+    parts = {"vision_config": "images", "audio_config": "sound"}
+    others = [kind for key, kind in parts.items() if config.get(key)]
+    if not others:
+        return None
+    return f"{name} was made for {' and '.join(others)} too; it is used for text alone."
+
+
 def check_pair(target: TargetShape, draft: DraftConfig, *, draft_name: str, tokens: int | None) -> None:
     """Check that the drafter was made for a target like this one.
 
