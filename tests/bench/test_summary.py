@@ -148,6 +148,14 @@ def test_a_gain_that_the_spread_hides_is_none():
     assert rows(trials, "auto")[0].verdict == "no clear difference"
 
 
+def test_a_loss_that_the_spread_hides_is_none():
+    """Where a fixed block wins, drafting pays: only a clear loss of the own policy speaks for plain."""
+    hidden, clear = [8.0, 9.0, 9.5, 12.0, 12.0], [8.0, 9.0, 9.5, 9.8, 12.0]
+    for speeds, verdict in ((hidden, "no clear difference"), (clear, "plain is faster here")):
+        trials = [trial(number=n, plain=10.0, auto=speed, block_4=12.0) for n, speed in enumerate(speeds)]
+        assert rows(trials, "auto")[0].verdict == verdict
+
+
 def test_answers_of_one_token_have_no_speed():
     trials = [
         trial(number=1, plain=answer(1.0, tokens=1), auto=answer(1.0, tokens=1)),
