@@ -51,6 +51,13 @@ class Text(NamedTuple):
     prompt: int  # tokens of the prompt
 
 
+class Reading(NamedTuple):
+    """What a target made of a text."""
+
+    features: mx.array  # [S, F*D]
+    choices: list[int]  # its greedy choice after each token
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -76,10 +83,11 @@ def main() -> None:
             if kind not in record["texts"]:
                 record["texts"][kind] = told(runner, kind, asked.max_new_tokens)
                 keep(asked.out, record)
+        readings: dict[tuple[int | None, str], Reading] = {}
         for name, options in ARMS.items():
             arm = record["arms"].setdefault(name, {"answers": {}})
             if len(arm["answers"]) < len(KINDS):
-                measure(runner, asked.draft_model, options, record, arm, asked.out)
+                measure(runner, asked.draft_model, options, record, arm, readings, asked.out)
     print_table(record)
 
 
@@ -111,9 +119,10 @@ def measure(
     options: dict[str, int],
     record: Figures,
     arm: Figures,
+    readings: dict[tuple[int | None, str], Reading],
     out: Path | None,
 ) -> None:
-    """Let one setting draft along every text."""
+    """Let one setting draft along every text; what a target made of one is kept in `readings`."""
     drafting = {name: value for name, value in options.items() if name != "kv_bits"}
     pair = load_pair(runner.target, draft_model, machine=machine(), mode="on", **drafting)
     assert pair.draft is not None
@@ -128,7 +137,9 @@ def measure(
     for kind in KINDS:
         if kind not in arm["answers"]:
             text = Text(record["texts"][kind]["ids"], record["texts"][kind]["prompt"])
-            features, choices = read(target, text.ids, pair.draft.config.target_layer_ids)
+            if (target.kv_bits, kind) not in readings:
+                readings[target.kv_bits, kind] = read(target, text.ids, pair.draft.config.target_layer_ids)
+            features, choices = readings[target.kv_bits, kind]
             rounds = drafted(Drafter(pair.draft, target), features, text, pair.draft.config.block_size)
             other = sum(
                 a != b for a, b in zip(choices[text.prompt - 1 : -1], text.ids[text.prompt :], strict=True)
@@ -141,8 +152,8 @@ def measure(
             keep(out, record)
 
 
-def read(target: MLXTarget, ids: Sequence[int], taps: Sequence[int]) -> tuple[mx.array, list[int]]:
-    """Features [S, F*D] of a text, and the target's greedy choice after each token."""
+def read(target: MLXTarget, ids: Sequence[int], taps: Sequence[int]) -> Reading:
+    """One pass over a text, in pieces."""
     cache, features, choices = target.make_cache(), [], []
     for start in range(0, len(ids), 64):
         passed = target.verify(mx.array(ids[start : start + 64]), cache, taps)
@@ -151,7 +162,7 @@ def read(target: MLXTarget, ids: Sequence[int], taps: Sequence[int]) -> tuple[mx
         target.settle(cache)
         features.append(passed.features)
         choices += best.tolist()
-    return mx.concatenate(features), choices
+    return Reading(mx.concatenate(features), choices)
 
 
 def drafted(drafter: Drafter, features: mx.array, text: Text, block_size: int) -> int:
