@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from dflash_mlx.drafter import DraftNetwork, count_words, save_draft, write_frequent
 from dflash_mlx.errors import UsageError, WriteError
@@ -52,7 +51,7 @@ def run_training(
         machine: bounds what is kept of features.
         begun_from: "target", "random" or a drafter, for the card.
         report: called after each step.
-        tell: told what is kept where.
+        tell: told what is kept where, and what the run will take.
 
     Raises:
         UsageError: no answers, or answers or a checkpoint of another target.
@@ -61,7 +60,6 @@ def run_training(
     answers = list(read_answers([workspace.data]))
     check_answers(target, workspace)
     store = _store(target.model, network, workspace, answers, options, machine, tell)
-    tell(_foreseen(target.model, network, options))
     log = Log(workspace.log)
 
     def told(progress: Progress) -> None:
@@ -77,6 +75,7 @@ def run_training(
             options,
             checkpoints=workspace.checkpoints,
             store=store,
+            foresee=lambda estimate: tell(str(estimate)),
             report=told,
         )
     finally:
@@ -167,22 +166,6 @@ def _store(
         return FeatureStore(folder, width=width, top_k=top, about=about)
     tell(f"The target's hidden states ({size / GB:.1f} GB) fit nowhere: they are computed anew each time.")
     return None
-
-
-def _foreseen(target: MLXTarget, network: DraftNetwork, options: TrainOptions) -> str:
-    """What a run holds and writes besides features; how long it takes, the first steps tell."""
-    config = network.config
-    arrays: dict[str, mx.array] = dict(tree_flatten(network.parameters()))
-    weights = 4 * sum(array.size for array in arrays.values())
-    layer = 8 * config.hidden_size + 4 * config.intermediate_size
-    head = 2 * (options.candidates or target.vocab_size)
-    rows = 4 * options.batch_rows * (config.num_hidden_layers * layer + head)
-    memory = target.nbytes + 4 * weights + rows  # weights, gradients and two moments
-    disk = 2 * 3 * weights + weights // 2  # two checkpoints of weights and moments, and the drafter
-    return (
-        f"Training holds about {memory / GB:.1f} GB of memory and {disk / GB:.2f} GB of disk besides; how long it "
-        "takes is told after the first steps."
-    )
 
 
 def _line(progress: Progress) -> dict[str, object]:
