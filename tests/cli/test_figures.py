@@ -73,6 +73,10 @@ def test_plain_rounds_and_the_estimated_plain_speed_are_told():
     assert "plain" not in figures.whole(stats(plain_rounds=16, draft=None, block_size=None))
 
 
+def test_one_token_is_one_token():
+    assert "for 1 token, 299 re-used" in figures.whole(stats(reused_tokens=299))
+
+
 class Terminal(io.StringIO):
     """Remembers each write; a terminal draws between writes."""
 

@@ -1,6 +1,7 @@
 """Whole dialogues as they stand on the screen in the end, on each kind of terminal and through a pipe."""
 
 import re
+import textwrap
 
 import pytest
 
@@ -23,11 +24,9 @@ def figures_of(question):
 
 
 def wrapped(text, columns):
-    return "\n".join(
-        line[at : at + columns].rstrip()
-        for line in text.split("\n")
-        for at in range(0, max(1, len(line)), columns)
-    )
+    """Lines broken between words."""
+    lines = [textwrap.wrap(line, columns, break_on_hyphens=False) or [""] for line in text.split("\n")]
+    return "\n".join("\n".join(parts) for parts in lines)
 
 
 @pytest.mark.parametrize("columns", [300, 40])

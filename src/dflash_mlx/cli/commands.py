@@ -116,7 +116,7 @@ def _nearest(name: str) -> str | None:
     if len(name) < 2:
         return None
     begun = [known for known in COMMANDS if name.startswith(known) or known.startswith(name)]
-    return next(iter(begun or difflib.get_close_matches(name, COMMANDS, n=1)), None)
+    return next(iter(begun or difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.7)), None)
 
 
 def completions(line: str, names: Callable[[], list[str]] = list) -> list[str]:

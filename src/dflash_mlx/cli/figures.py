@@ -44,7 +44,8 @@ def whole(stats: Stats) -> str:
     if stats.block_size is not None and stats.verify_lengths:
         mean = sum(stats.verify_lengths) / len(stats.verify_lengths)
         parts.append(f"block {stats.block_size}, {mean:.1f} verified")
-    read = f"prefill {seconds.prefill:.2f} s for {stats.prompt_tokens - stats.reused_tokens} tokens"
+    tokens = "1 token" if stats.read_tokens == 1 else f"{stats.read_tokens} tokens"
+    read = f"prefill {seconds.prefill:.2f} s for {tokens}"
     parts.append(read + (f", {stats.reused_tokens} re-used" if stats.reused_tokens else ""))
     parts += _context(stats)
     for name in ("draft", "verify", "other"):

@@ -174,7 +174,10 @@ class View:
     def say(self, text: str) -> None:
         """Say a thing on a line of its own."""
         self.end_answer()
-        self._console.out(_printable(text), style="dim", highlight=False)
+        if self._console.is_terminal and self._moves:
+            self._console.print(Text(_printable(text), style="dim"))  # wrapped between words
+        else:
+            self._console.out(_printable(text), style="dim", highlight=False)
 
     def error(self, text: str) -> None:
         """Say what went wrong."""
