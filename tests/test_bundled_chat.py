@@ -4,7 +4,6 @@ import pytest
 
 from dflash_mlx import DFlashGenerator
 from dflash_mlx.conversation import common_prefix
-from dflash_mlx.request import Options
 
 DOCUMENT = " ".join(
     f"Paragraph {i}: the keeper of the northern light wrote down the wind, the tide and {i * 7 % 31} passing ships."
@@ -20,7 +19,7 @@ def test_turns_read_what_lies_behind_the_longest_shared_beginning_and_say_what_a
         held: list[int] = []
         for said in (f"Summarise this: {DOCUMENT}", "Now in five words.", "Who wrote it down?"):
             asked = [*chat._messages(chat.turns), {"role": "user", "content": said}]
-            ids = runner._request(asked, Options(max_new_tokens=24)).prompt
+            ids = runner._request(asked, {"max_new_tokens": 24}).prompt
             chunks = list(chat.send(said))
             stats, told = chunks[-1].stats, [token for chunk in chunks for token in chunk.tokens]
             assert stats.read_tokens == len(ids) - common_prefix(held, ids)

@@ -148,6 +148,7 @@ def test_the_least_recently_used_leave_and_the_memory_stays_within_its_limit(nam
         asked = [*chat._messages(chat.turns), {"role": "user", "content": QUESTIONS[1]}]
         reaches.append(expected_reuse(runner, runner._request(asked, {}).prompt))
     assert min(reaches) < 20 < 30 < sorted(reaches)[1], "all begin alike, and one of the three has left"
+    assert reaches[-1] > 30, "the latest stays"
     left = reaches.index(min(reaches))
     again = list(chats[left].send(QUESTIONS[1]))
     assert again[-1].stats.reused_tokens == min(reaches)

@@ -118,7 +118,7 @@ def goes_on(runner: DFlashGenerator, said: str, chat: Any) -> tuple[tuple[int, .
 def test_a_saved_conversation_goes_on_as_if_it_had_not_been_saved(
     name: str, draft: str, changes: dict[str, Any], drafts: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Onwards from its end, and from the mark of the last turn as a rewritten history asks for."""
+    """Onwards from its end, from the mark of the last turn as a rewritten history asks for, and after an undo."""
     runner, cold = pair_of(name, drafts[draft], **changes)
     options = {"max_new_tokens": 6, **SAMPLED}
     for think in (True, False):
@@ -134,4 +134,16 @@ def test_a_saved_conversation_goes_on_as_if_it_had_not_been_saved(
         prompt = runner._request([*chat._messages(chat.turns)[:-1]], {"think": think}).prompt
         assert expected[0] == cold.generate(prompt, **options).token_ids
         assert expected[1] > len(prompt) // 2, "what was held is not read again"
+        undone = []
+        for loads in (False, True):
+            runner._kept.clear()
+            one = runner.chat(think=think, **options)
+            for said in ("One thing first?", "Another."):
+                list(one.send(said))
+            if loads:
+                runner._kept.clear()
+                assert one.load(path) is None
+            one.undo()
+            undone.append(goes_on(runner, "Something else?", one))
+        assert undone[0] == undone[1] and undone[0][1] > 20, "back to the first turn, by the file too"
         runner._kept.clear()
