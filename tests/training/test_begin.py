@@ -69,6 +69,10 @@ def test_layers_of_the_target_are_taken_where_they_fit() -> None:
     assert mx.array_equal(network.layers[1].mlp.down_proj.weight, theirs.mlp.down_proj.weight)
     assert network.layers[1].self_attn.q_proj.weight.dtype == mx.float32
     assert "Beginning with 23 of 25 weights" in said[0]
+    three = begin(target, "target", machine=CPU, layers=3)
+    taken = [layer.self_attn.q_proj.weight for layer in three.layers]
+    expected = [target.model.model.layers[i].self_attn.q_proj.weight for i in (2, 2, 3)]
+    assert all(mx.array_equal(a, b) for a, b in zip(taken, expected, strict=True))
 
 
 def test_a_drafter_that_exists_is_taken_as_it_is(tmp_path: Path) -> None:
