@@ -60,9 +60,9 @@ class DFlashGenerator:
         kept_gb: memory for conversations kept between requests, so that a next turn reads only what is new; None
             takes a quarter of the machine's, 0 keeps none.
         on_note: told what was chosen for the user, a sentence each, as soon as it is known; `notes` keeps them.
-
         on_load: told which model is being fetched or read and how far that is (`core.LoadStep`); what it raises ends
             the loading.
+
     Raises:
         UsageError: options that cannot be honoured.
         LoadError: names and files that do not become a working pair.
@@ -82,8 +82,8 @@ class DFlashGenerator:
         draft_window: int | None = None,
         kept_gb: float | None = None,
         on_note: Callable[[str], None] | None = None,
-    ):
         on_load: OnLoad | None = None,
+    ):
         _check_mode(
             mode,
             draft_model=draft_model,
@@ -106,8 +106,8 @@ class DFlashGenerator:
             dtype=dtype,
             kv_bits=kv_bits,
             draft_window=draft_window,
-        )
             on_load=on_load,
+        )
         block_size = pair.draft.config.effective_block_size(block_size) if pair.draft else None
         load_peak_gb = runtime.peak_memory_gb()
         tell, of_bits = on_note or (lambda _: None), tuple[str, ...]()
@@ -150,11 +150,11 @@ class DFlashGenerator:
             notes=self.notes,
             seconds_load=self.seconds_load,
             load_peak_gb=load_peak_gb,
+            pace=Pace(PREFILL_CHUNK[machine.device]),
         )
         self._kept = Conversations(int((machine.memory_gb / 4 if kept_gb is None else kept_gb) * runtime.GB))
 
     @property
-            pace=Pace(PREFILL_CHUNK[machine.device]),
     def target_name(self) -> str:
         """The target as it was found."""
         return self._engine.pair.target.name
