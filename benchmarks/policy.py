@@ -19,9 +19,11 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
+from dflash_mlx import DFlashGenerator  # before MLX: it puts OpenBLAS in front of MLX's own
+
+# isort: split
 import mlx.core as mx
 
-from dflash_mlx import DFlashGenerator
 from dflash_mlx.core import Cut, Proposal, SamplingParams
 from dflash_mlx.decoding import Decoder, Meter
 from dflash_mlx.policy import Adaptive, Plan
