@@ -116,7 +116,7 @@ def _fetched(name: str, found: Dataset) -> list[dict[str, Any]]:
         raise HubError(
             f"{where} is not in the cache and HF_HUB_OFFLINE is set; unset it to fetch, or {_INSTEAD}"
         )
-    asked = {
+    asked: dict[str, str | int] = {
         "dataset": found.repo,
         "config": found.config,
         "split": found.split,
