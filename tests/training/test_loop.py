@@ -9,14 +9,14 @@ from mlx.utils import tree_flatten
 
 from dflash_mlx.errors import CheckpointError, UsageError, WriteError
 from dflash_mlx.training.checkpoint import load_checkpoint, save_checkpoint
-from dflash_mlx.training.loop import train
+from dflash_mlx.training.loop import Trainer, train
 from dflash_mlx.training.options import TrainOptions
 from dflash_mlx.training.records import Answer
 from dflash_mlx.training.store import FeatureStore, fingerprint
 from tests.training.toys import features_of, small_network, small_target, some_answers
 
 OPTIONS = TrainOptions(
-    steps=7, anchors=4, batch_rows=64, candidates=64, learning_rate=3e-3, evaluate_answers=3
+    steps=7, anchors=4, batch_rows=128, candidates=64, learning_rate=3e-3, evaluate_answers=3
 )
 ANSWERS = some_answers(9)
 HELD = some_answers(3, seed=4)
@@ -52,6 +52,15 @@ def test_a_stopped_and_resumed_run_gives_the_weights_of_an_unstopped_one(tmp_pat
     for key, expected in weights(whole).items():
         assert mx.array_equal(weights(second)[key], expected).item(), key
         assert not mx.array_equal(weights(first)[key], expected).item(), key
+
+
+def test_epochs_follow_each_other_batch_by_batch():
+    epochs = []
+    trainer = Trainer(small_target(), small_network(), ANSWERS, OPTIONS, held_out=HELD)
+    batches = len(trainer.plans(0))
+    assert 1 < batches < 7
+    trainer.run(lambda progress: epochs.append(progress.epoch))
+    assert epochs == [step // batches for step in range(7)]
 
 
 def test_a_checkpoint_between_two_steps_is_as_good(tmp_path):
