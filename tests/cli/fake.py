@@ -55,7 +55,8 @@ class FakeGenerator:
             pair = 10**15 if name.startswith("big-") else None
             self.on_load(LoadStep("read", "target", name, 2 * 10**9, done, pair))
             if name.endswith("slow"):
-                time.sleep(20)
+                for _ in range(2000):  # one long sleep would not end where another thread took the signal
+                    time.sleep(0.01)
         if name.endswith("-broken"):
             raise HubError(f"{name} is broken; fetch it again.")
         self.notes = (f"made of {self.target_model or 'the default pair'}",)
@@ -124,7 +125,8 @@ class FakeGenerator:
                 digest = hashlib.sha256(asked.encode()).hexdigest()
                 yield "answer", f"got {len(asked)} {digest}"
             case "late":
-                time.sleep(20)
+                for _ in range(2000):  # one long sleep would not end where another thread took the signal
+                    time.sleep(0.01)
             case "markdown":
                 for piece in ("**bo", "ld** and\n\n```python\n1 ", "= one\n```\n"):
                     yield "answer", piece

@@ -7,7 +7,7 @@ import pytest
 from dflash_mlx.drafter import Drafter
 from dflash_mlx.drafter.parts import Parts
 from dflash_mlx.errors import UnsupportedError
-from dflash_mlx.training import fastmath
+from dflash_mlx.kernels import fastmath
 from dflash_mlx.training.network import check_trainable, context_rows, drafted, sights
 from tests.training.toys import as_features, features_of, small_network, small_target, some_answers
 

@@ -91,8 +91,8 @@ class View:
         """Show what is being fetched or read, and how far that is; the latter only on a terminal."""
         if step.stage == "fetch":
             self.note(f"Fetching the {step.role} {step.name}{_in_gb(step.nbytes, ' ({})')} from the hub ...")
-        elif self._console.is_terminal and (now := time.monotonic()) > self._next_progress:
-            self._next_progress = now + _FRAME if step.done else 0.0
+        elif self._console.is_terminal and (not step.done or time.monotonic() > self._next_progress):
+            self._next_progress = time.monotonic() + _FRAME if step.done else 0.0
             if self._live is None and not self._moves:
                 self.note(f"Reading the {step.role} {step.name}{_in_gb(step.nbytes, ' ({})')} ...")
                 return

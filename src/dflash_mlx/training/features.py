@@ -11,9 +11,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from dflash_mlx.kernels.fastmath import softmax_parts
 from dflash_mlx.target import MLXTarget
-from dflash_mlx.training.fastmath import softmax_parts
-from dflash_mlx.training.quick import quick_forward
+from dflash_mlx.target.quick import quick_forward
 from dflash_mlx.training.records import Answer
 
 _CHUNK = 512  # rows of one pass that makes features only

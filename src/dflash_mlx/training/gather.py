@@ -15,11 +15,11 @@ from dflash_mlx.loading import LoadedTarget, render
 from dflash_mlx.loading.turns import check_template, user_turn
 from dflash_mlx.runtime import GB
 from dflash_mlx.target.batched import Drawing, Finished, batched_answers
+from dflash_mlx.target.quick import quick_forward
 from dflash_mlx.training.gather_estimate import BYTES_PER_TOKEN, estimate
 from dflash_mlx.training.identity import identity
 from dflash_mlx.training.manifest import AnswerFolder, Counts
 from dflash_mlx.training.prompts import Prompt, asked, digest
-from dflash_mlx.training.quick import quick_forward
 from dflash_mlx.training.records import Answer
 from dflash_mlx.training.stream import OWN, Fresh, Mixture, Slot, shuffled, slots, template_prompts
 

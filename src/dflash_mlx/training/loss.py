@@ -13,8 +13,8 @@ import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 
+from dflash_mlx.kernels import fastmath
 from dflash_mlx.target import MLXTarget
-from dflash_mlx.training import fastmath
 
 _ROWS = 512  # rows whose logits exist at once
 

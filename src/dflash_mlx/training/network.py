@@ -15,7 +15,7 @@ from dflash_mlx.drafter import DraftConfig, DraftNetwork
 from dflash_mlx.drafter.network import Attention, Layer
 from dflash_mlx.drafter.parts import Ends, Parts
 from dflash_mlx.errors import UnsupportedError
-from dflash_mlx.training import fastmath
+from dflash_mlx.kernels import fastmath
 from dflash_mlx.training.blocks import seen_context
 
 _HIDDEN = -1e9  # added to scores that may not be seen

@@ -1,4 +1,4 @@
-"""A stock mlx-lm model whose forward uses this room's exponentials while features are computed on a CPU.
+"""A stock mlx-lm model whose forward uses quick exponentials while features are computed on a CPU.
 
 For the length of a `with` block modules that call mlx-lm's `swiglu` or attention run their own code object with these
 names rebound: nothing is copied, no class and no function of mlx or mlx-lm changes.
@@ -13,8 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import activations, base
 
-from dflash_mlx.kernels import layers
-from dflash_mlx.training import fastmath
+from dflash_mlx.kernels import fastmath, layers
 
 
 @contextmanager
