@@ -1,5 +1,7 @@
 """How many tokens of a prompt go into one pass."""
 
+import mlx.core as mx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,3 +65,34 @@ def test_a_prompt_is_read_at_the_pace_that_its_passes_allow(monkeypatch):
     made = decoder(target, None, GREEDY, 1, prefill_chunk=pace)
     assert list(made.read([i % 50 for i in range(100)])) == [64, 80, 96, 100]
     assert len(made.ids) == 100 and pace.tokens == 16
+
+
+def test_a_pass_is_computed_in_parts_between_which_it_can_be_stopped():
+    from tests.test_decoding import GREEDY, decoder, target_of
+
+    target = target_of("qwen3")
+    made = decoder(target, None, GREEDY, 1, prefill_chunk=64)
+    cache = made.cache
+    target.verify(mx.arange(20), cache)
+    parts = list(target.settling(cache))
+    assert len(parts) == min(8, target.num_layers) and target.num_layers > 1
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_ctrl_c_between_two_parts_leaves_the_state_before_the_pass(part, monkeypatch):
+    from tests.test_decoding import GREEDY, decoder, target_of
+
+    target = target_of("qwen3")
+    made = decoder(target, None, GREEDY, 1, prefill_chunk=8)
+    honest = type(target).settling
+
+    def interrupted(self, cache):
+        for number, _ in enumerate(honest(self, cache)):
+            if number == part and len(made.ids) == 8:
+                raise KeyboardInterrupt
+            yield
+
+    monkeypatch.setattr(type(target), "settling", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(made.read(list(range(20))))
+    assert made.ids == list(range(8)) and all(layer.offset == 8 for layer in made.cache)

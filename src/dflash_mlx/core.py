@@ -1,6 +1,6 @@
 """Nouns that cross rooms. Shapes: S rows of one pass, D hidden width, F tapped layers, V vocabulary."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -232,6 +232,9 @@ class Target(Protocol):
 
     def settle(self, cache: Any) -> None:
         """Evaluate everything the cache holds."""
+
+    def settling(self, cache: Any) -> Iterator[None]:
+        """The same in parts; yields after each, so that a Ctrl-C waits for one part only."""
 
     def snapshot(self, cache: Any) -> Any:
         """What `restore` needs to bring this state back; stays valid while the cache goes on."""

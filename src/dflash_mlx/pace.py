@@ -1,11 +1,11 @@
 """How many tokens of a prompt go into one pass: times in, a number out. Knows no model and no clock.
 
-A pass cannot be interrupted, so that its length is what a Ctrl-C waits for.
+A pass is computed in a few parts, none of which can be interrupted: the longest is what a Ctrl-C waits for.
 """
 
 import math
 
-_LIMIT = 0.5  # seconds that one pass may take
+_LIMIT = 0.5  # seconds that one part of a pass may take
 _FIRST = 64  # tokens, before anything is known; the first pass also pays for what is done once
 _LEAST = 16
 
@@ -25,7 +25,7 @@ class Pace:
         self.tokens = min(_FIRST, most)
 
     def took(self, tokens: int, seconds: float) -> None:
-        """A pass over so many tokens took so long; one over fewer than was said tells nothing."""
+        """The longest part of a pass over so many tokens took so long; fewer than was said tell nothing."""
         if tokens < self.tokens:
             return
         if seconds > _LIMIT:

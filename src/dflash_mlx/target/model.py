@@ -165,6 +165,10 @@ class MLXTarget:
         """Evaluate everything the cache holds."""
         caches.settle(cache)
 
+    def settling(self, cache: Cache) -> Iterator[None]:
+        """The same in parts, a few layers each: Python answers a Ctrl-C after each."""
+        return caches.settling(cache)
+
     def snapshot(self, cache: Cache) -> CacheSnapshot:
         """The state now, for `restore`."""
         return caches.snapshot(cache)

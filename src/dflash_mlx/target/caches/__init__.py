@@ -16,6 +16,7 @@ from dflash_mlx.target.caches import recurrent, ring, rows
 from dflash_mlx.target.recurrence import Intake, Recorder
 
 Cache = list[Any]  # of mlx-lm's cache objects, which carry no types
+_PARTS = 8  # of a pass, computed one after the other
 CacheSnapshot = list[Any]  # one entry for each cache object; the kind that made it reads it
 
 
@@ -146,6 +147,15 @@ def restore(cache: Cache, saved: CacheSnapshot) -> None:
     """Bring back what `snapshot` saw."""
     for layer, state in zip(parts(cache), saved, strict=True):
         KINDS[type(layer)].restore(layer, state)
+
+
+def settling(cache: Cache) -> Iterator[None]:
+    """Evaluate everything the cache holds, layer after layer; yields after each part of what has to be computed."""
+    layers = list(parts(cache))
+    step = max(1, -(-len(layers) // _PARTS))
+    for first in range(0, len(layers), step):
+        mx.eval([layer.state for layer in layers[first : first + step]])
+        yield
 
 
 def settle(cache: Cache) -> None:
