@@ -257,9 +257,11 @@ class Decoder:
             emitted = Round((token,), 0, 0, finish_reason)
             try:
                 yield emitted
-            finally:
+            except BaseException:
+                # Whoever goes on does not wait here: the next pass is built while this one is computed.
                 if ahead:
                     mx.eval(ahead[1], ahead[0].features)
+                raise
             if finish_reason is not None or ahead is None:
                 return emitted
             self.target.commit(self.cache, ahead[0].tape, 1)

@@ -9,10 +9,11 @@ from mlx.utils import tree_flatten
 
 from dflash_mlx.errors import CheckpointError, UsageError, WriteError
 from dflash_mlx.training.checkpoint import load_checkpoint, save_checkpoint
+from dflash_mlx.training.identity import fingerprint
 from dflash_mlx.training.loop import Trainer, train
 from dflash_mlx.training.options import TrainOptions
 from dflash_mlx.training.records import Answer
-from dflash_mlx.training.store import FeatureStore, fingerprint
+from dflash_mlx.training.store import FeatureStore
 from tests.training.toys import features_of, small_network, small_target, some_answers
 
 OPTIONS = TrainOptions(

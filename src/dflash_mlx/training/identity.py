@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.utils import tree_flatten
 
 from dflash_mlx.loading import LoadedTarget, render
+from dflash_mlx.target import MLXTarget
 
-_LOOKED_AT = 16  # numbers of each tensor
 _QUESTION = [{"role": "user", "content": "What is the date on a calendar?"}]
 
 
@@ -21,7 +22,7 @@ class Identity:
     """What has to be the same for answers to be this target's."""
 
     name: str  # for people; two names may mean one target
-    weights: str  # hash of names, shapes, types and some numbers of all tensors
+    weights: str  # `fingerprint`
     template: str  # hash of the ids of a question put through the chat template
     thinking: bool | None
 
@@ -50,22 +51,17 @@ def identity(target: LoadedTarget, *, think: bool | None) -> Identity:
     """
     question = render(target.tokenizer, _QUESTION, think=think)
     template = hashlib.blake2b(repr(question).encode(), digest_size=8).hexdigest()
-    return Identity(target.name, _weights(target.model.model), template, think)
+    return Identity(target.name, fingerprint(target.model), template, think)
 
 
-def _weights(model: Any) -> str:
-    """A hash of the parameters of an mlx-lm model."""
-    arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
-    looks = {name: _look(array) for name, array in sorted(arrays.items())}
-    mx.eval(list(looks.values()))
-    hashed = hashlib.blake2b(digest_size=8)
-    for name, look in looks.items():
-        array = arrays[name]
-        hashed.update(f"{name} {array.shape} {array.dtype} {look.tolist()}".encode())
-    return hashed.hexdigest()
-
-
-def _look(array: mx.array) -> mx.array:
-    """Some numbers, spread over the tensor."""
-    flat = array.reshape(-1)
-    return flat[:: max(1, flat.size // _LOOKED_AT)][:_LOOKED_AT]
+def fingerprint(target: MLXTarget) -> str:
+    """A short word that changes with any tensor of the target, whatever type holds it; read from the start of each."""
+    digest = hashlib.blake2b(digest_size=12)
+    tensors: dict[str, mx.array] = dict(tree_flatten(target.model.parameters()))
+    for name, tensor in tensors.items():
+        part = tensor.reshape(-1)[:256]
+        if part.dtype != mx.uint32:
+            part = part.astype(mx.float32)
+        digest.update(f"{name} {tensor.shape}".encode())
+        digest.update(np.array(part).tobytes())
+    return digest.hexdigest()

@@ -27,12 +27,13 @@ from dflash_mlx.training.batches import Batch, BatchPlan, make_batch, plan_epoch
 from dflash_mlx.training.checkpoint import load_checkpoint, save_checkpoint
 from dflash_mlx.training.estimate import Estimate, foreseen
 from dflash_mlx.training.features import AnswerFeatures, FeatureComputer, shared_beginning
+from dflash_mlx.training.identity import fingerprint
 from dflash_mlx.training.network import check_trainable
 from dflash_mlx.training.options import TrainOptions
 from dflash_mlx.training.records import Answer, is_held_out
 from dflash_mlx.training.simulate import Measured, measure
 from dflash_mlx.training.step import Stepper
-from dflash_mlx.training.store import FeatureStore, fingerprint
+from dflash_mlx.training.store import FeatureStore
 
 _RECENT = 0.95  # how much of the running figures a step keeps of what was before
 

@@ -12,12 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 
 from dflash_mlx.errors import UsageError, WriteError
-from dflash_mlx.target import MLXTarget
 from dflash_mlx.training.features import AnswerFeatures
 from dflash_mlx.training.records import Answer
 
@@ -158,19 +155,6 @@ class FeatureStore:
 def bytes_per_answer(rows: int, tops: int, *, width: int, top_k: int) -> int:
     """What an answer of `rows` feature rows takes."""
     return 2 * rows * width + 6 * tops * top_k
-
-
-def fingerprint(target: MLXTarget) -> str:
-    """A short word that changes with any tensor of the target; read from the beginning of each."""
-    digest = hashlib.blake2b(digest_size=12)
-    tensors: dict[str, mx.array] = dict(tree_flatten(target.model.parameters()))
-    for name, tensor in tensors.items():
-        part = tensor.reshape(-1)[:256]
-        if part.dtype != mx.uint32:
-            part = part.astype(mx.float32)
-        digest.update(f"{name} {tensor.shape}".encode())
-        digest.update(np.array(part).tobytes())
-    return digest.hexdigest()
 
 
 def _key(answer: Answer) -> str:
