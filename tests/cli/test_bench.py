@@ -192,12 +192,10 @@ def test_an_earlier_result_is_not_written_over(console, tmp_path):
 
 def test_a_data_set_out_of_reach_is_one_sentence_before_anything_is_loaded(console, tmp_path, monkeypatch):
     monkeypatch.setenv("DFLASH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("dflash_mlx.loading.datasets._SERVICE", "http://127.0.0.1:9")
+    monkeypatch.setattr("dflash_mlx.loading.dataset_rows.SERVICE", "http://127.0.0.1:9")
     result = console("bench", "--dataset", "gsm8k", "--out", str(tmp_path / "out"))
     assert (result.exit_code, console.made) == (1, [])
-    assert (
-        "The data set gsm8k (openai/gsm8k) could not be fetched: there is no connection to" in result.stderr
-    )
+    assert "The data set openai/gsm8k could not be fetched: there is no connection to" in result.stderr
     assert "built-in questions need no network" in result.stderr
 
 

@@ -6,9 +6,10 @@ in the user's cache folder: a run that goes on asks the same. Knows nothing of w
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import constants, get_session
 
@@ -23,48 +24,71 @@ except ImportError:  # huggingface-hub 1.x
 
 SERVICE = "https://datasets-server.huggingface.co"
 _PAGE = 100  # as many rows as it gives at once
-_INSTEAD = "or give files with --prompts"
 
 
-def dataset_rows(repo: str, count: int) -> list[dict[str, Any]]:
-    """The first rows of a data set's training split, of its first split where it has none.
+class Split(NamedTuple):
+    """Part of a data set, by the hub's names."""
+
+    config: str
+    split: str
+
+
+def dataset_rows(
+    repo: str,
+    count: int,
+    *,
+    part: Split | None = None,
+    check: Callable[[list[dict[str, Any]]], object] | None = None,
+    instead: str = "or give files with --prompts",
+) -> list[dict[str, Any]]:
+    """The first rows of a part of a data set.
 
     Args:
         repo: hub id, owner/name.
         count: how many at most.
+        part: None takes the training split, the first split where there is none.
+        check: raises for rows that are of no use, so that these are not kept.
+        instead: what else to do, at the end of what errors say.
 
     Raises:
         UsageError: no hub id.
         HubError: it could not be fetched, and why.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
-        raise UsageError(f"{repo!r} is no data set of the hub; expected owner/name, {_INSTEAD}.")
+        raise UsageError(f"{repo!r} is no data set of the hub; expected owner/name, {instead}.")
     kept = _kept(repo, count)
     if kept is not None:
         return kept
     if constants.is_offline_mode():
         raise HubError(
-            f"The data set {repo} is not in the cache and HF_HUB_OFFLINE is set; unset it to fetch, {_INSTEAD}."
+            f"The data set {repo} is not in the cache and HF_HUB_OFFLINE is set; unset it to fetch, {instead}."
         )
-    splits = _asked(repo, "splits", {"dataset": repo}).get("splits") or []
-    chosen = next((one for one in splits if one.get("split") == "train"), splits[0] if splits else None)
-    if chosen is None:
-        raise HubError(f"The data set {repo} has no rows that the hub can show; take another, {_INSTEAD}.")
+    chosen = part or _training_split(repo, instead)
     rows: list[dict[str, Any]] = []
     while len(rows) < count:
         page = {"offset": len(rows), "length": min(_PAGE, count - len(rows))}
-        asked = {"dataset": repo, "config": chosen["config"], "split": chosen["split"], **page}
-        found = [entry["row"] for entry in _asked(repo, "rows", asked).get("rows") or []]
+        answer = _asked(repo, "rows", {"dataset": repo, **chosen._asdict(), **page}, instead)
+        found = [entry["row"] for entry in answer.get("rows") or []]
         rows += found
         if len(found) < page["length"]:
             break
     if not rows:
-        raise HubError(f"The data set {repo} has no rows; take another, {_INSTEAD}.")
+        raise HubError(f"The data set {repo} has no rows; take another, {instead}.")
+    if check:
+        check(rows)
     _keep(repo, count, rows)
     return rows
 
 
-def _asked(repo: str, what: str, parameters: dict[str, Any]) -> dict[str, Any]:
+def _training_split(repo: str, instead: str) -> Split:
+    splits = _asked(repo, "splits", {"dataset": repo}, instead).get("splits") or []
+    chosen = next((one for one in splits if one.get("split") == "train"), splits[0] if splits else None)
+    if chosen is None:
+        raise HubError(f"The data set {repo} has no rows that the hub can show; take another, {instead}.")
+    return Split(chosen["config"], chosen["split"])
+
+
+def _asked(repo: str, what: str, parameters: dict[str, Any], instead: str) -> dict[str, Any]:
     where = f"The data set {repo} could not be fetched"
     try:
         response = get_session().get(f"{SERVICE}/{what}", params=parameters, timeout=4 * ANSWER_WITHIN)
@@ -77,13 +101,13 @@ def _asked(repo: str, what: str, parameters: dict[str, Any]) -> dict[str, Any]:
             404: "there is no public data set of this name",
             429: "the hub had too many requests; wait some minutes",
         }.get(status, f"the hub answered {status}")
-        raise HubError(f"{where}: {why}, {_INSTEAD}.") from error
+        raise HubError(f"{where}: {why}, {instead}.") from error
     except httpx.TimeoutException as error:
-        raise HubError(f"{where}: {SERVICE} did not answer in time; try again, {_INSTEAD}.") from error
+        raise HubError(f"{where}: {SERVICE} did not answer in time; try again, {instead}.") from error
     except (OSError, httpx.HTTPError) as error:
-        raise HubError(f"{where}: there is no connection to {SERVICE}; try again, {_INSTEAD}.") from error
+        raise HubError(f"{where}: there is no connection to {SERVICE}; try again, {instead}.") from error
     except (ValueError, TypeError) as error:
-        raise HubError(f"{where}: {SERVICE} sent no JSON object; try again, {_INSTEAD}.") from error
+        raise HubError(f"{where}: {SERVICE} sent no JSON object; try again, {instead}.") from error
 
 
 def _path(repo: str, count: int) -> Path | None:
