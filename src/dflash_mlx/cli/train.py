@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from dflash_mlx.cli.view import View
     from dflash_mlx.loading import LoadedTarget
+    from dflash_mlx.training.gather import Recipe
+    from dflash_mlx.training.options import TrainOptions as Training
     from dflash_mlx.training.prompts import Prompt
     from dflash_mlx.training.workspace import Workspace
 
@@ -36,6 +38,9 @@ def train(view: View, options: TrainOptions) -> int:
         DFlashError: a target, a folder or a disk that is not as it should be.
     """
     check(options)
+    # Hours may lie between the first stage and the last: what only a later one would refuse is refused here.
+    _recipe(options).check()
+    _training(options)
     from dflash_mlx.training.workspace import Workspace
 
     workspace = Workspace(Path(str(options.out)))
@@ -92,12 +97,23 @@ def _loaded(view: View, options: TrainOptions) -> LoadedTarget:
     return pair.target
 
 
+def _recipe(options: TrainOptions) -> Recipe:
+    from dflash_mlx.training.gather import Recipe
+
+    return Recipe(**options.of(*RECIPE))
+
+
+def _training(options: TrainOptions) -> Training:
+    from dflash_mlx.training.options import TrainOptions as Training
+
+    return Training(**{"evaluate_steps": _EVALUATE, **options.of(*TRAINING)})
+
+
 def _data(
     view: View, options: TrainOptions, target: LoadedTarget, workspace: Workspace, prompts: list[Prompt]
 ) -> Record:
-    from dflash_mlx.training.gather import Progress, Recipe, gather
+    from dflash_mlx.training.gather import Progress, gather
 
-    recipe = Recipe(**options.of(*RECIPE))
     goal = options.tokens or _TOKENS
     with far_line(stderr_console(), "data") as line:
 
@@ -113,7 +129,7 @@ def _data(
             tokens=goal,
             prompts=prompts,
             think=options.think,
-            recipe=recipe,
+            recipe=_recipe(options),
             on_progress=show,
             tell=view.note,
         )
@@ -137,10 +153,9 @@ def _train(
     from dflash_mlx import runtime
     from dflash_mlx.training.begin import begin
     from dflash_mlx.training.loop import Progress
-    from dflash_mlx.training.options import TrainOptions as Training
     from dflash_mlx.training.stage import run_training
 
-    training = Training(**{"evaluate_steps": _EVALUATE, **options.of(*TRAINING)})
+    training = _training(options)
     begun_from = options.init or "target"
     network = begin(
         target,

@@ -209,7 +209,7 @@ class _Gathering:
         needs = estimate(
             self.target,
             [self._render(prompt)[-self.recipe.max_prompt_tokens :] for prompt in some],
-            tokens=missing,
+            tokens=max(missing, self.recipe.shard_prompts * self.recipe.max_answer_tokens // 2),
             batch_size=self.recipe.batch_size,
             max_answer_tokens=self.recipe.max_answer_tokens,
         )
