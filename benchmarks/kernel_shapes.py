@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import mlx.core as mx
-
 from dflash_mlx.kernels import attention, context_rows, delta_replay, gathered_qmm, greedy_walk, rows_qmm
 from dflash_mlx.kernels.quantised import Quantised, random_weight
+
+# isort: split
+import mlx.core as mx  # after dflash_mlx, which puts OpenBLAS in front of MLX's own
 
 BF16 = mx.bfloat16
 CONTEXTS = (1024, 8192, 32768)

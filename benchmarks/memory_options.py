@@ -19,9 +19,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dflash_mlx import DFlashGenerator  # before MLX: it puts OpenBLAS in front of MLX's own
+
+# isort: split
 import mlx.core as mx
 
-from dflash_mlx import DFlashGenerator  # before mlx, see CONTRIBUTING.md
 from dflash_mlx.bench.prompts import CLASSES
 from dflash_mlx.drafter import Drafter
 from dflash_mlx.loading import load_pair, memory, render

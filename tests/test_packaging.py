@@ -173,3 +173,18 @@ def test_only_kernels_makes_metal_kernels():
         if isinstance(node, ast.Attribute) and node.attr == "metal_kernel"
     }
     assert making <= {"kernels"}
+
+
+@pytest.mark.parametrize(
+    "path", [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py")], ids=lambda p: p.name
+)
+def test_scripts_import_mlx_after_the_package(path):
+    """The other way round MLX keeps its own BLAS on Linux, and a script takes fifteen times as long."""
+    modules = [
+        alias.name if isinstance(node, ast.Import) else node.module
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    ]
+    roots = [module.split(".")[0] for module in modules]
+    assert "mlx" not in roots or roots.index("dflash_mlx") < roots.index("mlx")
