@@ -34,6 +34,7 @@ from dflash_mlx.training.records import Answer, is_held_out
 from dflash_mlx.training.simulate import Measured, measure
 from dflash_mlx.training.step import Stepper
 from dflash_mlx.training.store import FeatureStore
+from dflash_mlx.training.workers import Workers
 
 _RECENT = 0.95  # how much of the running figures a step keeps of what was before
 
@@ -92,6 +93,9 @@ def train(
 ) -> TrainResult:
     """Train the network in place; resumes from the newest checkpoint where there is one.
 
+    Processes that `mlx.launch` started train together: a step is one of all their batches. The first one reports,
+    measures and saves.
+
     Args:
         target: frozen; its answers are those trained on.
         network: float32 weights are changed and evaluated after each step.
@@ -144,7 +148,8 @@ class Trainer:
                 "There is no answer to train on: each needs two tokens or more, and those held out do not count."
             )
         self.target, self.options, self.checkpoints, self.store = target, options, checkpoints, store
-        self.stepper = Stepper(network, target, options)
+        self.workers = Workers()
+        self.stepper = Stepper(network, target, options, average=self.workers.average)
         taps = network.config.target_layer_ids
         shared = shared_beginning(self.answers + self.held_out)
         self.computer = FeatureComputer(target, taps, top_k=options.kept_top, shared=shared)
@@ -163,21 +168,23 @@ class Trainer:
             return self.options.steps
         if not self._plans:
             self._plans = self.plans(self.place.epoch)
-        return math.ceil(self.options.epochs * len(self._plans))
+        return math.ceil(self.options.epochs * max(1, len(self._plans) // self.workers.size))
 
     def run(self, report: Callable[[Progress], None]) -> TrainResult:
         """Train to the end, or to Ctrl-C; see `train`."""
-        place, path, measured = self.place, None, None
+        place, path, measured, stopped = self.place, None, None, False
         saved_at = started = time.monotonic()
         before = place.seconds
         with _until_interrupted() as interrupted:
             for plan in self._batches():
                 batch = self.batch(plan)
-                if interrupted.is_set():
+                if stopped := self.workers.any(interrupted.is_set()):
                     break
                 rate = self._rate()
                 progress = self._step(batch, rate)
-                place.seconds = before + time.monotonic() - started
+                place.seconds = self.workers.leading(before + time.monotonic() - started)
+                if not self.workers.leads:
+                    continue
                 every = self.options.evaluate_steps
                 measuring = bool(every) and place.step % every == 0
                 path = None
@@ -187,11 +194,12 @@ class Trainer:
                 measured = self.measure() if measuring else None
                 report(self._timed(progress, measured, path))
         place.seconds = before + time.monotonic() - started
-        finished = not interrupted.is_set()
+        if not self.workers.leads:
+            return TrainResult(place.step, not stopped, None, None)
         path = self.save()
-        if finished and measured is None and self.held_out:
+        if not stopped and measured is None and self.held_out:
             measured = self.measure()
-        return TrainResult(place.step, finished, measured, path)
+        return TrainResult(place.step, not stopped, measured, path)
 
     def measure(self) -> Measured | None:
         """What the network does on the held-out answers now."""
@@ -241,10 +249,15 @@ class Trainer:
         place = self.place
         while True:
             self._plans = self.plans(place.epoch)
-            while place.batch < len(self._plans):
+            if len(self._plans) < self.workers.size:
+                raise UsageError(
+                    f"{self.workers.size} processes train together, but there are only {len(self._plans)} batches of "
+                    "answers; start fewer, gather more answers, or give fewer batch_rows."
+                )
+            while place.batch + self.workers.size <= len(self._plans):
                 if self._fraction() >= 1:
                     return
-                yield self._plans[place.batch]
+                yield self._plans[place.batch + self.workers.rank]
             place.epoch, place.batch = place.epoch + 1, 0
 
     def batch(self, plan: BatchPlan) -> Batch:
@@ -271,7 +284,8 @@ class Trainer:
 
     def rng(self, purpose: int) -> np.random.Generator:
         """What decides the batch at this place: 0 its anchors, 1 its candidates."""
-        return np.random.default_rng([self.options.seed, self.place.epoch, self.place.batch, purpose])
+        number = self.place.batch + self.workers.rank
+        return np.random.default_rng([self.options.seed, self.place.epoch, number, purpose])
 
     def _fraction(self) -> float:
         """How much of the run is done, by steps or by the clock."""
@@ -299,9 +313,9 @@ class Trainer:
                 "learning_rate."
             )
         self.place.step += 1
-        self.place.batch += 1
+        self.place.batch += self.workers.size
         agreeing = np.array(result.right) / np.maximum(seen, 1)
-        speed = float(seen.sum()) / (time.monotonic() - started)
+        speed = self.workers.size * float(seen.sum()) / (time.monotonic() - started)
         return Progress(
             step=self.place.step,
             steps=self.steps,

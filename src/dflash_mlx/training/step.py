@@ -56,9 +56,16 @@ class _Inputs(NamedTuple):
 class Stepper:
     """A network, its optimiser and the target that it learns from."""
 
-    def __init__(self, network: DraftNetwork, target: MLXTarget, options: TrainOptions) -> None:
-        """Start with a fresh optimiser."""
-        self.network, self.target, self.options = network, target, options
+    def __init__(
+        self,
+        network: DraftNetwork,
+        target: MLXTarget,
+        options: TrainOptions,
+        *,
+        average: Callable[[Any], Any] = lambda gradients: gradients,
+    ) -> None:
+        """Start with a fresh optimiser; `average` makes one gradient of several processes'."""
+        self.network, self.target, self.options, self.average = network, target, options, average
         self.head = Head(target)
         self.by_candidates = options.candidates > 0 and self.head.has_rows and target.logit_softcap is None
         self.optimizer = optim.AdamW(
@@ -171,7 +178,7 @@ class Stepper:
         parameters = self.network.trainable_parameters()
         (loss, right, seen), gradients = self._value(parameters, *inputs)
         self.network.update(parameters)
-        gradients, norm = optim.clip_grad_norm(gradients, self.options.clip)
+        gradients, norm = optim.clip_grad_norm(self.average(gradients), self.options.clip)
         self.optimizer.learning_rate = rate
         self.optimizer.update(self.network, gradients)
         return loss, norm, right, seen
