@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dflash_mlx import DFlashGenerator, drafting
 from dflash_mlx.calibration import Drafts
-from dflash_mlx.calibration.drafts import draft_costs, measure_drafts
+from dflash_mlx.calibration.drafts import draft_costs, forget_drafts, measure_drafts
 from dflash_mlx.drafter import FrequentWords, save_draft, write_frequent
 from dflash_mlx.errors import PairError, UnsupportedError, UsageError
 from dflash_mlx.loading.vocabulary import always, by_frequency
@@ -225,6 +225,30 @@ def test_figures_are_measured_once_and_a_file_of_another_pair_or_a_damaged_one_i
         record = json.loads(file.read_text())
         file.write_text(json.dumps(record | {"draft": {"a": 0}}))
     assert costs("one", 0.7).draft["a"] == pytest.approx(0.7, rel=0.01) and len(told) == 3
+    mx.clear_cache()
+
+
+def test_what_a_draft_costs_is_measured_again_after_it_was_forgotten(monkeypatch, tmp_path):
+    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path))
+    told: list[str] = []
+
+    def ask(**key: str) -> None:
+        clock = [0.0]
+        monkeypatch.setattr(measure_drafts, "__kwdefaults__", {"clock": ticking(clock)})
+        made = lambda: ways_of(clock, {"a": [0.5]})  # noqa: E731
+        draft_costs(tiny_target(), ["a"], made, key, block_size=8, tell=told.append)
+
+    ask(pair="one", kernels="none")
+    ask(pair="two", kernels="none")
+    curve = tmp_path / "costs" / "curve.json"
+    curve.write_text(json.dumps({"key": {"pair": "one"}}))
+    (tmp_path / "costs" / "broken.json").write_text("{")
+    assert forget_drafts({"pair": "one", "kernels": "chosen since"}) == 1
+    assert curve.exists() and len(told) == 2
+    ask(pair="two", kernels="none")
+    assert len(told) == 2
+    ask(pair="one", kernels="none")
+    assert len(told) == 3
     mx.clear_cache()
 
 

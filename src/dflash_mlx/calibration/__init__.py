@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dflash_mlx import runtime
 from dflash_mlx.calibration import stored
-from dflash_mlx.calibration.drafts import Drafts, Ways, draft_costs
+from dflash_mlx.calibration.drafts import Drafts, Ways, draft_costs, forget_drafts
 from dflash_mlx.calibration.measure import Bench, Measured, measure
 from dflash_mlx.errors import UsageError
 from dflash_mlx.policy import CostCurve, Depth
@@ -82,7 +82,11 @@ def costs(
 
 
 def again(bench: Bench, key: Mapping[str, str], *, block_size: int) -> Again:
-    """Measure the costs of a pair now and keep them in the place of those that were known; arguments as for `costs`."""
+    """Measure the costs of a pair now and keep them in the place of those that were known; arguments as for `costs`.
+
+    What a draft costs in several ways is forgotten with them, so that the next load chooses anew how to draft.
+    """
+    forget_drafts(key)
     path = _path(key)
     found = stored.read(path, key) if path else None
     depths, note = _measured(bench, key, block_size, path, again=True)

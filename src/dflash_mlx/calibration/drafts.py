@@ -22,6 +22,12 @@ _MEASURING = 1.0  # seconds, where that is enough for _LEAST
 _LEAST, _MOST = 3, 9  # times that everything is measured, after a first time that does not count
 _PATIENCE = 8.0  # seconds after which one time is enough
 _VERSION = 1
+_NOT_TELLING = (
+    "kernels",
+    "bytes",
+    "draft_bits",
+    "draft_vocab",
+)  # of the pair that is decoded with in the end
 
 Clock = Callable[[], float]
 Ways = Mapping[str, Callable[[], Drafter]]
@@ -66,6 +72,27 @@ def draft_costs(
         _write(path, key, made)
         return _read(path, key, names) or made
     return made
+
+
+def forget_drafts(key: Mapping[str, str]) -> int:
+    """Let a pair's ways be measured again the next time they are asked for; how many files that were.
+
+    Args:
+        key: of the pair. Its kernels do not count, as a choice of bits is made before they are chosen.
+    """
+    telling = {name: value for name, value in key.items() if name not in _NOT_TELLING}
+    try:
+        files = list((runtime.cache_dir() / "costs").glob("*.json"))
+    except RuntimeError:  # a user without a home
+        return 0
+    removed = 0
+    for path in files:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(path.read_text(encoding="utf-8"))["key"]
+            if "ways" in found and telling.items() <= dict(found).items():
+                path.unlink()
+                removed += 1
+    return removed
 
 
 def measure_drafts(
