@@ -13,6 +13,8 @@ from mlx.utils import tree_map
 from dflash_mlx.errors import UsageError
 from dflash_mlx.training.checkpoint import load_checkpoint
 from dflash_mlx.training.loop import Trainer
+from dflash_mlx.training.records import Answer
+from tests.training.kit import target_folder
 from tests.training.test_loop import ANSWERS, HELD, OPTIONS, trained, weights
 from tests.training.toys import small_network, small_target
 
@@ -45,21 +47,29 @@ def free_ports(count):
     return ports
 
 
-def together(folder, *, stop=0):
+def launched(folder, *arguments):
+    """Two processes in one group, as `mlx.launch -n 2` starts them; their exit codes and what they said."""
     hosts = folder / "hosts.json"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(2)]))
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(folder), str(stop)],
+            [sys.executable, *arguments],
             env={**os.environ, "MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)},
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         for rank in (0, 1)
     ]
-    said = [process.communicate(timeout=120)[0].split() for process in started]
-    assert [process.returncode for process in started] == [0, 0]
-    return said, [mx.load(str(folder / f"{rank}.npz")) for rank in (0, 1)]
+    said = [process.communicate(timeout=120) for process in started]
+    return [process.returncode for process in started], said
+
+
+def together(folder, *, stop=0):
+    codes, said = launched(folder, "-c", SCRIPT, str(folder), str(stop))
+    assert codes == [0, 0], said
+    parts = [mx.load(str(folder / f"{rank}.npz")) for rank in (0, 1)]
+    return [answer.split() for answer, _ in said], parts
 
 
 def alone_with_both_batches(steps):
@@ -106,6 +116,31 @@ def test_the_steps_are_those_of_the_mean_gradient_and_a_stopped_run_goes_on(tmp_
     _, whole = together(tmp_path / "whole")
     for key in first:
         assert mx.array_equal(parts[0][key], whole[0][key]).item(), key
+
+
+def test_the_command_writes_one_drafter_and_one_process_speaks(tmp_path):
+    out = tmp_path / "out"
+    (out / "data").mkdir(parents=True)
+    lines = [Answer((5, 6, n), tuple(range(7 + n, 20 + n)), 0.0, "code").line() for n in range(8)]
+    (out / "data" / "answers-00000.jsonl").write_text("\n".join(lines) + "\n")
+    shape = ["--layers", "1", "--block-size", "4", "--taps", "1,2", "--anchors", "4", "--batch-rows", "64"]
+    command = [
+        "-c",
+        "from dflash_mlx_console import main; main()",
+        "train",
+        "--target-model",
+        str(target_folder()),
+        "--out",
+        str(out),
+    ]
+    codes, ((first, notes), second) = launched(tmp_path, *command, "--stage", "train", *shape, "--steps", "2")
+    assert codes == [0, 0], notes
+    assert "steps" in first and str(out / "drafter") in first and "of memory" in notes
+    assert second == ("", "")
+    assert (out / "drafter" / "model.safetensors").exists()
+    codes, said = launched(tmp_path, *command)
+    assert codes == [2, 2], said
+    assert "only the train stage is for several" in said[0][1]
 
 
 def test_more_processes_than_batches_are_refused():

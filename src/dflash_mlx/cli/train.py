@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from dflash_mlx.cli.progress import duration, far_line
 from dflash_mlx.cli.record import Record
 from dflash_mlx.cli.train_options import RECIPE, TRAINING, TrainOptions, check, taps_of
-from dflash_mlx.cli.view import stderr_console
+from dflash_mlx.cli.view import mute, stderr_console
+from dflash_mlx.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,8 +42,16 @@ def train(view: View, options: TrainOptions) -> int:
     # Hours may lie between the first stage and the last: what only a later one would refuse is refused here.
     _recipe(options).check()
     _training(options)
+    from dflash_mlx.training.workers import Workers
     from dflash_mlx.training.workspace import Workspace
 
+    workers = Workers()
+    if workers.size > 1 and options.stages != ("train",):
+        raise UsageError(
+            f"{workers.size} processes were launched, and only the train stage is for several; give --stage train."
+        )
+    if not workers.leads:
+        view = mute()
     workspace = Workspace(Path(str(options.out)))
     workspace.check()
     prompts = _prompts(options) if "data" in options.stages else []

@@ -75,6 +75,25 @@ class TrainOptions:
     dpace: Annotated[
         bool, option(_TRAIN, "Weigh places by how many accepted tokens hang on them.", "--dpace")
     ] = False
+    gamma: Annotated[
+        float | None, option(_TRAIN, "How slowly the loss fades by place. Unset: by the block size.")
+    ] = None
+    soft: Annotated[
+        float | None,
+        option(_TRAIN, "Share of the loss that follows the target's likeliest tokens. Unset: 0.5."),
+    ] = None
+    surprising: Annotated[
+        float | None,
+        option(_TRAIN, "Share of blocks that begin at tokens the target did not expect. Unset: 0."),
+    ] = None
+    candidates: Annotated[
+        int | None, option(_TRAIN, "Tokens in a step's cross-entropy; 0: all. Unset: 8192.")
+    ] = None
+    batch_rows: Annotated[int | None, option(_TRAIN, "Rows of blocks in a step. Unset: 3072.")] = None
+    gradient_checkpointing: Annotated[
+        bool,
+        option(_TRAIN, "Compute twice what would take memory to keep.", "--gradient-checkpointing"),
+    ] = False
     compare_with: Annotated[
         str | None, option(_EVAL, "Another drafter to measure beside. Unset: the one that --init names.")
     ] = None
@@ -102,7 +121,9 @@ class TrainOptions:
 
 
 RECIPE = ("max_answer_tokens", "sampled_share", "temperature", "own_share", "batch_size", "seed")
-TRAINING = ("epochs", "steps", "minutes", "learning_rate", "anchors", "dpace", "seed")
+_WEIGHING = ("dpace", "gamma", "soft", "surprising", "candidates")
+_SIZES = ("anchors", "batch_rows", "gradient_checkpointing")
+TRAINING = ("epochs", "steps", "minutes", "learning_rate", *_WEIGHING, *_SIZES, "seed")
 SHAPE = ("layers", "block_size", "taps")
 _ONLY = {
     "data": {"prompts", "dataset", "dataset_rows", "tokens", *RECIPE} - {"seed"},

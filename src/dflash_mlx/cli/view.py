@@ -6,6 +6,7 @@ Model text goes to stdout as it is, never as markup. All else goes to stderr, st
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import shutil
@@ -277,6 +278,12 @@ class View:
         self._console.file.write(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\x07")
         self._console.file.flush()
         return "copied, where this terminal lets programs write to the clipboard"
+
+
+def mute() -> View:
+    """A view that shows nothing, for a process that works beside another."""
+    nowhere = io.StringIO()
+    return View(Console(file=nowhere), nowhere)
 
 
 def silence(*streams: TextIO) -> None:

@@ -23,6 +23,7 @@ from dflash_mlx.training.manifest import MANIFEST, read_manifest
 from dflash_mlx.training.options import TrainOptions
 from dflash_mlx.training.records import Answer, read_answers
 from dflash_mlx.training.store import FeatureStore, bytes_per_answer
+from dflash_mlx.training.workers import Workers
 from dflash_mlx.training.workspace import Log, Workspace, write_file
 
 _MEMORY_SHARE = 0.25  # of the machine's, for features
@@ -57,9 +58,10 @@ def run_training(
         UsageError: no answers, or answers or a checkpoint of another target.
         WriteError: a full disk; checkpoints stay.
     """
+    workers = Workers()
     answers = list(read_answers([workspace.data]))
     check_answers(target, workspace)
-    store = _store(target.model, network, workspace, answers, options, machine, tell)
+    store = _store(target.model, network, workspace, answers, options, machine, tell, workers)
     log = Log(workspace.log)
 
     def told(progress: Progress) -> None:
@@ -81,7 +83,7 @@ def run_training(
     finally:
         if store is not None:
             store.close()
-    if result.finished:
+    if result.finished and workers.leads:
         about = {name: value for name, value in asdict(options).items() if value is not None}
         about |= {"init": begun_from, "steps": result.steps}
         if begun_from not in ("target", "random"):
@@ -147,8 +149,9 @@ def _store(
     options: TrainOptions,
     machine: Machine,
     tell: Callable[[str], None],
+    workers: Workers,
 ) -> FeatureStore | None:
-    """Where features are kept: in memory where they fit, else on the disk, else nowhere."""
+    """Where this process keeps features: in memory where they fit, else on the disk, else nowhere."""
     taps = network.config.target_layer_ids
     width, top = len(taps) * target.hidden_size, options.kept_top
     size = sum(
@@ -156,12 +159,12 @@ def _store(
         for answer in answers
     )
     about = {"target": fingerprint(target), "taps": list(taps)}
-    if size <= _MEMORY_SHARE * machine.memory_gb * GB:
+    if workers.size * size <= _MEMORY_SHARE * machine.memory_gb * GB:
         tell(f"The target's hidden states are kept in memory ({size / GB:.1f} GB).")
         return FeatureStore(None, width=width, top_k=top, about=about)
-    folder = workspace.train / "features"
+    folder = workspace.train / ("features" if workers.size == 1 else f"features-{workers.rank + 1}")
     folder.mkdir(parents=True, exist_ok=True)
-    if size <= _DISK_SHARE * shutil.disk_usage(folder).free:
+    if workers.size * size <= _DISK_SHARE * shutil.disk_usage(folder).free:
         tell(f"The target's hidden states are kept in {folder} ({size / GB:.1f} GB).")
         return FeatureStore(folder, width=width, top_k=top, about=about)
     tell(f"The target's hidden states ({size / GB:.1f} GB) fit nowhere: they are computed anew each time.")
