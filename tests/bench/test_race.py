@@ -26,7 +26,6 @@ def setting(**changes):
         "repeats": 2,
         "cooldown": 0.0,
         "new_tokens": 20,
-        "long_new_tokens": 30,
         "options": OPTIONS,
     }
     return Setting(**{**made, **changes})
@@ -144,7 +143,7 @@ def test_longer_contexts_ask_one_question_of_each_class_by_two_arms():
     found = line_up(contexts=[0, 1000])
     assert found.notes == [] and isinstance(found, Lineup)
     names = [(task.kind, task.number, task.context, len(competing)) for task, competing in found.tasks]
-    assert [task.new_tokens for task, _ in found.tasks] == [20, 20, 20, 30, 30]
+    assert [task.new_tokens for task, _ in found.tasks] == [20, 20, 20, 20, 20]
     assert names == [
         ("code", 1, 0, 4), ("code", 2, 0, 4), ("prose", 1, 0, 4), ("code", 1, 1000, 2), ("prose", 1, 1000, 2),
     ]  # fmt: skip
@@ -154,9 +153,9 @@ def test_longer_contexts_ask_one_question_of_each_class_by_two_arms():
 
 
 def test_a_context_that_the_target_does_not_take_is_shortened_and_said():
-    found = line_up(limit=1030, contexts=[4096, 8192])
+    found = line_up(limit=1020, contexts=[4096, 8192])
     assert found.notes == [
-        f"some target takes 1030 tokens, the answer included: prompts of {asked} are shortened to 1000."
+        f"some target takes 1020 tokens, the answer included: prompts of {asked} are shortened to 1000."
         for asked in (4096, 8192)
     ]
     assert [task.context for task, _ in found.tasks] == [1000, 1000], "none twice"

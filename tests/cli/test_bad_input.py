@@ -60,6 +60,7 @@ BAD = {
     "profile that is not shown": ["-p", "x", "--profile", "--no-stats"],
     "json in a chat": ["chat", "--json"],
     "comparison in a chat": ["chat", "--compare"],
+    "a chat without a terminal": ["-p", "x", "-i"],
     "json before a chat": ["--json", "chat"],
     "prompt before a chat": ["-p", "x", "chat"],
     "profile before a chat": ["--profile", "chat"],

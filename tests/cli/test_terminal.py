@@ -6,6 +6,7 @@ import stat
 
 import pytest
 
+from dflash_mlx.cli.lines import _goes_on
 from tests.cli.terminal import ALT_ENTER, BACKSPACE, CTRL_C, CTRL_D, ENTER, LEFT, TAB, UP, terminal
 
 
@@ -57,6 +58,17 @@ def test_no_prompt_on_a_terminal_opens_a_chat_whose_lines_can_be_edited_recalled
         assert "\x01" not in screen.seen and "\x02" not in screen.seen
 
 
+def test_a_prompt_can_begin_a_chat():
+    """cli-repl 150."""
+    with terminal("generate", "-i", "-p", "/exit\\n echo", "--plain", "--no-stats") as screen:
+        screen.wait_for("/help lists the commands")
+        screen.wait_for('"content": "/exit\\\\n echo"')  # a prompt is no command, and stays as it was typed
+        screen.line("again echo")
+        screen.wait_for('"content": "again echo"')
+        screen.line("/exit")
+        assert screen.leave() == 0
+
+
 def test_thoughts_are_dim_and_a_model_cannot_steer_the_terminal():
     with terminal("generate", "-p", "steer") as screen:
         assert screen.leave() == 0
@@ -72,6 +84,8 @@ def test_output_is_plain_where_colour_is_not_wanted():
 
 def test_a_chat_on_a_dumb_terminal_has_no_control_bytes():
     with terminal("chat", TERM="dumb") as screen:
+        screen.line("two\\\recho")
+        screen.wait_for('"content": "two\\necho"')
         screen.line("think")
         screen.wait_for("yes, it is")
         screen.line("slow")
@@ -112,8 +126,16 @@ def test_alt_enter_and_quotes_make_one_message_of_many_lines():
         screen.wait_for_prompt()
         screen.type(b'"""' + ENTER + b"three" + ENTER + b'echo"""' + ENTER)
         screen.wait_for('"content": "three\\necho"')
+        screen.wait_for_prompt()
+        screen.type(b"four\\" + ENTER + b"echo" + ENTER)
+        screen.wait_for('"content": "four\\necho"')
         screen.line("/exit")
         assert screen.leave() == 0
+
+
+@pytest.mark.parametrize(("line", "goes"), [("a\\", True), ("a\\\\", False), ("\\\\\\", True), ("", False)])
+def test_a_backslash_of_its_own_asks_for_another_line(line, goes):
+    assert _goes_on(line) is goes
 
 
 def test_a_large_paste_arrives_byte_for_byte():

@@ -25,8 +25,7 @@ class Setting:
     long_questions: int  # so many questions are asked at each longer context
     repeats: int
     cooldown: float  # seconds before each answer
-    new_tokens: int  # most of an answer to a question alone
-    long_new_tokens: int  # the same at a longer context
+    new_tokens: int  # most of an answer
     options: Mapping[str, Any]  # of every answer: seed, temperature and so on
 
 
@@ -78,7 +77,7 @@ def lineup(
         def fill(text: str, tokens: int = context) -> str:
             return filled(text, tokens, count_tokens)
 
-        tasks += [(task, two) for task in _numbered(asked, context, setting.long_new_tokens, fill)]
+        tasks += [(task, two) for task in _numbered(asked, context, setting.new_tokens, fill)]
     return Lineup(tasks, notes)
 
 
@@ -95,7 +94,7 @@ def one_of_each(questions: Sequence[Question]) -> list[Question]:
 
 def _within(setting: Setting, limit: int | None, name: str, notes: list[str]) -> list[int]:
     """The contexts in order, none twice, none longer than the target takes."""
-    room = None if limit is None else limit - setting.long_new_tokens
+    room = None if limit is None else limit - setting.new_tokens
     found: list[int] = []
     for asked in sorted(set(setting.contexts)):
         context = asked if room is None else min(asked, max(room, 0))

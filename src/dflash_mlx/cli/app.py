@@ -220,13 +220,16 @@ def _load(**arguments: Any) -> DFlashGenerator:
 
 def _generate(view: View, options: Options, factory: Factory) -> int:
     check(options)
+    if options.interactive and not stdin_is_terminal():
+        raise UsageError("--interactive goes on as a chat, and stdin is no terminal; leave it out.")
     try:
         prompt = read_prompt(options, view.note)
     except NoPrompt:
         _look_for_target(options, factory)
         raise
-    if prompt is None:
-        return _chat(view, for_chat(options), factory)
+    if prompt is None or options.interactive:
+        rest = replace(options, prompt=None, prompt_file=None, interactive=False)
+        return _chat(view, for_chat(rest), factory, first=prompt)
     refuse_chat_only(options)
     if sentence := without_effect(options, options.temperature or 0):
         view.note(sentence)
@@ -286,7 +289,7 @@ def _compare(view: View, generator: DFlashGenerator, prompt: str, options: Optio
         view.verdict(comparison)
 
 
-def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
+def _chat(view: View, options: ChatOptions, factory: Factory, first: str | None = None) -> int:
     check(options)
     from dflash_mlx.cli import commands, lines
     from dflash_mlx.cli.chat import Chat
@@ -302,6 +305,8 @@ def _chat(view: View, options: ChatOptions, factory: Factory) -> int:
         conversation = Chat(pair, view, options, stays=person, edit=lines.edit)
         if person:
             conversation.greet()
+        if first is not None:
+            conversation.answer(first)
         completions = partial(commands.completions, names=known_names)
         conversation.run(lines.reader(history=history, completions=completions))
     return 1 if conversation.failed and not person else 0

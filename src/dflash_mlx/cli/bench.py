@@ -100,8 +100,7 @@ def _setting(options: BenchOptions, note: Callable[[str], None]) -> Setting:
         long_questions=2 if quick else 100,
         repeats=_at_least(1, "repeats", options.repeats, 1 if quick else 3),
         cooldown=_at_least(0, "cooldown", options.cooldown, 0),
-        new_tokens=given or (48 if quick else 128),
-        long_new_tokens=given or (64 if quick else 128),
+        new_tokens=given or (64 if quick else 128),
         options={"seed": SEED} | options.answer(),
     )
 
@@ -168,6 +167,5 @@ def _told(setting: Setting) -> dict[str, Any]:
         "repeats": setting.repeats,
         "cooldown": setting.cooldown,
         "max_new_tokens": setting.new_tokens,
-        "max_new_tokens_at_contexts": setting.long_new_tokens,
         **setting.options,
     }

@@ -87,7 +87,7 @@ class Chat:
             if line.startswith("/") and "\n" not in line:
                 self._command(line)
             elif line.strip():
-                self._turn(line)
+                self.answer(line)
 
     def _command(self, line: str) -> None:
         try:
@@ -98,8 +98,8 @@ class Chat:
         except (UsageError, TypeError) as error:
             self._view.say(str(error))
 
-    def _turn(self, text: str, **options: Any) -> bool:
-        """Ask and show the answer; whether any of it came."""
+    def answer(self, text: str, **options: Any) -> bool:
+        """Take a turn: ask, and show the answer; whether any of it came."""
         before = len(self.talk.turns)
         with _one_interrupt(self._stays):
             try:
@@ -151,7 +151,7 @@ class Chat:
         if not self.talk.options.get("temperature"):
             raise UsageError("At temperature 0 every answer is the same; try /set temperature 0.7.")
         old = self.talk.turns.pop()
-        if not self._turn(old.said, seed=secrets.randbits(32)):
+        if not self.answer(old.said, seed=secrets.randbits(32)):
             self.talk.turns.append(old)
 
     def _set(self, argument: str) -> None:
@@ -239,7 +239,7 @@ class Chat:
             raise UsageError("/edit needs a terminal.")
         if written := self._edit(text):
             self._view.say(written)
-            self._turn(written)
+            self.answer(written)
 
     _actions: Mapping[str, Callable[[Chat, str], None]] = {
         "/help": _help,

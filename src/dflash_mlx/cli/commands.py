@@ -29,7 +29,7 @@ COMMANDS = {
 HELP = "\n".join(
     [
         *(f"{name:8}{text}" for name, text in COMMANDS.items()),
-        'Alt-Enter begins a new line, and so does Enter between lines of three quotes (""").',
+        'Alt-Enter begins a new line, and so does Enter behind a backslash or between lines of three quotes (""").',
         "Ctrl-C stops an answer; what was said of it stays in the conversation.",
         "A line that starts with a space is sent as it is, whatever follows.",
     ]

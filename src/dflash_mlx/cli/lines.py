@@ -1,7 +1,8 @@
 '''Where a chat's messages come from: a terminal with editing, a dumb terminal, or a pipe. Knows no chat.
 
 A reader returns the next message, None at the end of input; Ctrl-C at an empty line is a KeyboardInterrupt. Lines
-from one that begins with """ to one that ends with """ are one message, without the quotes.
+from one that begins with """ to one that ends with """ are one message, without the quotes; on a terminal a line
+that ends in a backslash is followed by another of the same message.
 '''
 
 from __future__ import annotations
@@ -92,6 +93,11 @@ def _is_open(text: str) -> bool:
     return text.startswith(_QUOTES) and not closed
 
 
+def _goes_on(text: str) -> bool:
+    """Whether a typed line ends in a backslash of its own, which asks for another line."""
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
+
+
 def _next_line(stream: BinaryIO) -> str | None:
     line = stream.readline()
     return decode(line, "stdin").rstrip("\r\n") if line else None
@@ -100,7 +106,10 @@ def _next_line(stream: BinaryIO) -> str | None:
 def _prompted_line(stream: BinaryIO) -> str | None:
     sys.stderr.write(_PROMPT)
     sys.stderr.flush()
-    return _next_line(stream)
+    text = _next_line(stream)
+    while text is not None and _goes_on(text):
+        text = text[:-1] + "\n" + (_next_line(stream) or "")
+    return text
 
 
 def _edited_lines(history: Path | None, completions: Callable[[str], list[str]]) -> Ask:
@@ -133,7 +142,7 @@ def _edited_lines(history: Path | None, completions: Callable[[str], list[str]])
 
 
 def _keys(completions: Callable[[str], list[str]]) -> KeyBindings:
-    """Enter sends what the line shows, Alt-Enter begins a new line, Tab completes commands."""
+    """Enter sends what is written or, behind a backslash, begins a new line, as Alt-Enter does; Tab completes."""
     from prompt_toolkit.buffer import CompletionState
     from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.key_binding import KeyBindings
@@ -144,7 +153,10 @@ def _keys(completions: Callable[[str], list[str]]) -> KeyBindings:
     def _(event: Any) -> None:
         buffer = event.current_buffer
         menu = buffer.complete_state
-        if _is_open(buffer.text):
+        if _goes_on(buffer.text) and buffer.document.is_cursor_at_the_end:
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        elif _is_open(buffer.text):
             buffer.insert_text("\n")
         elif menu and menu.current_completion is None:
             buffer.go_to_completion(0)  # a beginning of several commands is none yet

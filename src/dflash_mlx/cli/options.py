@@ -183,6 +183,9 @@ class Options(ChatOptions):
         str | None,
         option(_TEXT, "Read the prompt from a file; - reads stdin.", metavar="PATH"),
     ] = None
+    interactive: Annotated[
+        bool, option(_TEXT, "Go on as a chat after the answer.", "--interactive", "-i")
+    ] = False
     raw: Annotated[bool, option(_TEXT, "Continue the prompt as it is, without template.", "--raw")] = False
     json: Annotated[bool, option(_OUTPUT, "Print one JSON object instead of text.", "--json")] = False
     compare: Annotated[
