@@ -161,7 +161,7 @@ def _train(
 ) -> Record:
     from dflash_mlx import runtime
     from dflash_mlx.training.begin import begin
-    from dflash_mlx.training.loop import Progress
+    from dflash_mlx.training.progress import Progress
     from dflash_mlx.training.stage import run_training
 
     training = _training(options)

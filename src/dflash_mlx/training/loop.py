@@ -11,13 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 from mlx.utils import tree_flatten, tree_unflatten
 
 from dflash_mlx.drafter import DraftNetwork
@@ -30,53 +29,15 @@ from dflash_mlx.training.features import AnswerFeatures, FeatureComputer, shared
 from dflash_mlx.training.identity import fingerprint
 from dflash_mlx.training.network import check_trainable
 from dflash_mlx.training.options import TrainOptions
+from dflash_mlx.training.progress import Place, Progress, TrainResult
 from dflash_mlx.training.records import Answer, is_held_out
+from dflash_mlx.training.selection import digest, frequent, some, usable
 from dflash_mlx.training.simulate import Measured, measure
 from dflash_mlx.training.step import Stepper
 from dflash_mlx.training.store import FeatureStore
 from dflash_mlx.training.workers import Workers
 
 _RECENT = 0.95  # how much of the running figures a step keeps of what was before
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a run is; the figures of loss and slots are running means."""
-
-    step: int
-    steps: int  # all of them, as far as known
-    epoch: int
-    loss: float
-    agreeing: tuple[
-        float, ...
-    ]  # by slot: part of labels that the draft finds likeliest, whatever came before
-    gradient_norm: float
-    learning_rate: float
-    tokens_per_second: float  # labels drafted
-    seconds: float  # of this run and those that it resumes
-    seconds_left: float
-    measured: Measured | None = None  # on held-out answers, where this step measured
-    checkpoint: Path | None = None  # where this step wrote one
-
-
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """How a run ended."""
-
-    steps: int
-    finished: bool  # False: stopped by Ctrl-C, and saved
-    measured: Measured | None
-    checkpoint: Path | None
-
-
-@dataclass(slots=True)
-class Place:
-    """Where in the data a run is."""
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    seconds: float = 0.0
 
 
 def train(
@@ -137,12 +98,12 @@ class Trainer:
     ) -> None:
         """Sort the answers, and take up the newest checkpoint; arguments as `train`."""
         check_trainable(network.config, network.name)
-        usable = _usable(answers, options.longest)
+        fitting = usable(answers, options.longest)
         if held_out is None:
-            held_out = [answer for answer in usable if is_held_out(answer)]
-            usable = [answer for answer in usable if not is_held_out(answer)]
-        self.answers = usable
-        self.held_out = _some(_usable(held_out, options.longest), options.evaluate_answers)
+            held_out = [answer for answer in fitting if is_held_out(answer)]
+            fitting = [answer for answer in fitting if not is_held_out(answer)]
+        self.answers = fitting
+        self.held_out = some(usable(held_out, options.longest), options.evaluate_answers)
         if not self.answers:
             raise UsageError(
                 "There is no answer to train on: each needs two tokens or more, and those held out do not count."
@@ -153,9 +114,9 @@ class Trainer:
         taps = network.config.target_layer_ids
         shared = shared_beginning(self.answers + self.held_out)
         self.computer = FeatureComputer(target, taps, top_k=options.kept_top, shared=shared)
-        self.frequent = _frequent(self.answers, target.vocab_size)
+        self.frequent = frequent(self.answers, target.vocab_size)
         self.identity = {"target": fingerprint(target), "taps": list(taps), "network": _shapes(network)}
-        self._data = _digest(self.answers)
+        self._data = digest(self.answers)
         self.place = Place()
         self._plans: list[BatchPlan] = []
         self._running: dict[str, Any] = {}
@@ -358,33 +319,6 @@ def _until_interrupted() -> Iterator[threading.Event]:
         yield event
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _usable(answers: Sequence[Answer], longest: int) -> list[Answer]:
-    """Those with an anchor and a label, cut where they are too long."""
-    cut = (replace(a, answer_ids=a.answer_ids[: max(0, longest - len(a.prompt_ids))]) for a in answers)
-    return [answer for answer in cut if len(answer.answer_ids) >= 2]
-
-
-def _some(answers: list[Answer], count: int) -> list[Answer]:
-    """Evenly spread ones, the same in each run: by what their ids hash to."""
-    return sorted(answers, key=lambda answer: hashlib.blake2b(repr(answer.ids).encode()).digest())[:count]
-
-
-def _frequent(answers: Sequence[Answer], vocab: int) -> npt.NDArray[np.int32]:
-    """Ids that occur in answers, the most frequent first."""
-    counts = np.zeros(vocab, np.int64)
-    for answer in answers:
-        np.add.at(counts, np.array(answer.answer_ids), 1)
-    order = np.argsort(-counts, kind="stable")
-    return order[: int((counts > 0).sum())].astype(np.int32)
-
-
-def _digest(answers: Sequence[Answer]) -> str:
-    digest = hashlib.blake2b(digest_size=12)
-    for answer in answers:
-        digest.update(repr((answer.prompt_ids, answer.answer_ids)).encode())
-    return digest.hexdigest()
 
 
 def _shapes(network: DraftNetwork) -> str:

@@ -18,9 +18,10 @@ from dflash_mlx.loading import LoadedTarget
 from dflash_mlx.runtime import GB, Machine
 from dflash_mlx.target import MLXTarget
 from dflash_mlx.training.identity import Identity, fingerprint, identity
-from dflash_mlx.training.loop import Progress, TrainResult, train
+from dflash_mlx.training.loop import train
 from dflash_mlx.training.manifest import MANIFEST, read_manifest
 from dflash_mlx.training.options import TrainOptions
+from dflash_mlx.training.progress import Progress, TrainResult
 from dflash_mlx.training.records import Answer, read_answers
 from dflash_mlx.training.store import FeatureStore, bytes_per_answer
 from dflash_mlx.training.workers import Workers
