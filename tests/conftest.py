@@ -1,6 +1,8 @@
 """What every test shares: OpenBLAS in front of MLX, and a hypothesis that looks at no clock."""
 
 import os
+import signal
+from contextlib import suppress
 
 from hypothesis import HealthCheck, settings
 
@@ -10,6 +12,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("DFLASH_KERNELS", "off")
 # The same of costs: without them whole blocks are verified, on a slow machine as on a fast one.
 os.environ.setdefault("DFLASH_COSTS", "off")
+# A shell starts what runs in its background deaf to Ctrl-C, and so would be the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import dflash_mlx  # noqa: E402, F401  before a test imports mlx, which binds its BLAS when it is loaded
 
