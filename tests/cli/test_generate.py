@@ -88,7 +88,7 @@ def test_long_names_are_the_names_of_the_python_parameters():
 
     python = {*inspect.signature(DFlashGenerator).parameters, *(f.name for f in fields(RequestOptions))}
     console_only = {"stats", "debug", "show_version", "prompt", "prompt_file", "json", "compare"}
-    console_only |= {"plain", "history"}
+    console_only |= {"plain", "history", "interactive"}
     assert {option.name for option in fields(Options)} - python == console_only
     assert python - {option.name for option in fields(Options)} <= {"logits_processors", "on_note", "on_load"}
     assert {option.name for option in fields(ChatOptions)} < {option.name for option in fields(Options)}

@@ -100,6 +100,7 @@ def test_two_processes_take_steps_of_both_batches_and_one_of_them_reports(tmp_pa
         assert mx.array_equal(first[key], second[key]).item(), key
 
 
+@pytest.mark.slow
 def test_the_steps_are_those_of_the_mean_gradient_and_a_stopped_run_goes_on(tmp_path):
     (leader, other), (first, second) = together(tmp_path, stop=1)
     assert leader == ["1", "False", "1", "False"] and other == ["1", "False", "0", "False"]
