@@ -39,10 +39,12 @@ def chooser() -> Chooser:
 
 
 def tune(target: MLXTarget, draft: DraftNetwork | None, *, block_size: int | None, chooser: Chooser) -> Tuned:
-    """Choose kernels for a pair and put them to use; without a Metal device or a drafter nothing happens.
+    """Choose kernels for a pair and put them to use; without a Metal device or a drafter there are none.
 
-    A target that two generators share keeps the kernels that the first one gave it.
+    On a CPU the target is quickened. A target that two generators share keeps the kernels that the first one gave it.
     """
+    if chooser.lets_quicken and (slow := target.quicken()):
+        chooser.notes.append(slow)
     if draft is None or block_size is None:
         return Tuned(NO_KERNELS, tuple(chooser.notes))
     bands = key_bands(min(_LONGEST, target.max_positions or _LONGEST))

@@ -99,6 +99,13 @@ def test_an_estimate_changes_nothing_and_tells_the_disk(tmp_path):
     assert estimate.disk_bytes == pytest.approx(found + 2 * one, rel=0.3)
 
 
+def test_a_finished_run_foretells_nothing(tmp_path):
+    told = []
+    trained(tmp_path, small_network(), foresee=told.append)
+    trained(tmp_path, small_network(), foresee=told.append)
+    assert len(told) == 1
+
+
 def test_other_answers_begin_an_epoch_of_their_own(tmp_path):
     network, places = small_network(), []
     trained(tmp_path, network, report=stopping_at(2))

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _TOKENS, _ROWS = 1_000_000, 2000
 _EVALUATE = 250  # steps between measurements on held-out answers
-_SETTLED = 20  # steps after which the time left is known
 
 
 def train(view: View, options: TrainOptions) -> int:
@@ -185,8 +184,6 @@ def _train(
                 f"step {at.step:,} of {at.steps:,}, loss {at.loss:.3f}, slots {slots}, "
                 f"{duration(at.seconds_left)} left",
             )
-            if at.step == _SETTLED:
-                view.note(f"{at.steps:,} steps; about {duration(at.seconds_left)} left.")
 
         done = run_training(
             target,

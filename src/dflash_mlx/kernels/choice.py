@@ -138,6 +138,11 @@ class Chooser:
         self._known: dict[tuple[str, str, str], Verdict] | None = None
         self._lock = threading.Lock()
 
+    @property
+    def lets_quicken(self) -> bool:
+        """Whether a CPU may compute otherwise what MLX computes slowly: no kernels are there, and none are refused."""
+        return self._factory is None and self._mode != "off"
+
     def prepare(self, wanted: Iterable[Contest]) -> Choices:
         """Settle what is not yet known and return the choices for a generation; call it before one starts."""
         if self._mode == "off":

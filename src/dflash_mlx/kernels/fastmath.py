@@ -36,9 +36,14 @@ def softmax_parts(scores: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     return weights, mx.sum(weights, axis=-1, keepdims=True), highest
 
 
+def gated(gate: mx.array, up: mx.array) -> mx.array:
+    """silu(gate) * up, of equal shapes. Not to be differentiated."""
+    return _compiled(_swiglu)(gate, up)
+
+
 @mx.custom_function
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) * up, of equal shapes; may be differentiated."""
+    """`gated`, that may be differentiated; a small array waits longer for it."""
     return _compiled(_swiglu)(gate, up)
 
 

@@ -7,6 +7,7 @@ drafter and no text.
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import mlx.core as mx
@@ -16,11 +17,12 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from dflash_mlx.core import Pass
 from dflash_mlx.errors import NumericalError, UnsupportedError
-from dflash_mlx.kernels import layers, trial
+from dflash_mlx.kernels import fastmath, layers, trial
 from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
 from dflash_mlx.kernels.table import Table
 from dflash_mlx.target import caches, kernels, replay, taps, words
 from dflash_mlx.target.caches import Cache, CacheSnapshot, Tape, quantised
+from dflash_mlx.target.quick import QuickForward
 from dflash_mlx.target.recurrence import Recorder, Update
 
 _locks: dict[int, threading.RLock] = {}
@@ -51,6 +53,7 @@ class MLXTarget:
         self.max_positions: int | None = text.get("max_position_embeddings", text.get("n_positions"))
         self.logit_softcap: float | None = text.get("final_logit_softcapping")
         self.choices = NO_KERNELS
+        self._quick: QuickForward | None = None
         self._layers: list[nn.Module] = list(model.layers)
         self.num_layers = len(self._layers)
         self._trunk = _trunk(model, self._layers[0], self.model_type)
@@ -143,6 +146,7 @@ class MLXTarget:
         try:
             with (
                 self._lock,
+                self._quickly(rows),
                 taps.recording(self._layers, [i for i in taps_ if i >= 0]) as outputs,
                 self._recorder.recording(rows) as intakes,
             ):
@@ -218,6 +222,34 @@ class MLXTarget:
             f"The forward of {self.name} differs with the Metal kernels ({wrong}) in this version of mlx-lm: none "
             "is used."
         )
+
+    def quicken(self) -> str | None:
+        """On a CPU, run float32 passes of several rows with quick exponentials, once they gave what MLX's own give.
+
+        Passes of one row, most of whose time is reading weights, stay stock. Call it between generations.
+
+        Returns:
+            None, or a sentence for the user: they gave something else, and MLX's own are used.
+        """
+        if self._quick is not None or not fastmath.is_quick(self.dtype):
+            return None
+        with self._lock:
+            expected = self._trial()
+            mx.eval(expected)
+            self._quick = QuickForward(self.model)
+            wrong = trial.difference(expected, self._trial, dtype=self.dtype)
+            if wrong is None:
+                return None
+            self._quick = None
+        return f"MLX's own exponentials are used, as quick ones do not work here ({wrong}): rounds take a tenth longer."
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether passes of several rows use quick exponentials."""
+        return self._quick is not None
+
+    def _quickly(self, rows: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._quick is None or rows == 1 else self._quick()
 
     def _last_layer(self) -> tuple[nn.Module, Table] | None:
         if not self._looked_for_last:

@@ -1,4 +1,4 @@
-"""A stock mlx-lm model whose forward uses quick exponentials while features are computed on a CPU.
+"""A stock mlx-lm model whose forward uses quick exponentials on a CPU, where MLX's own take a tenth of a pass.
 
 For the length of a `with` block modules that call mlx-lm's `swiglu` or attention run their own code object with these
 names rebound: nothing is copied, no class and no function of mlx or mlx-lm changes.
@@ -15,25 +15,46 @@ from mlx_lm.models import activations, base
 
 from dflash_mlx.kernels import fastmath, layers
 
+_WORTH = (
+    8192  # exponentials of a layer's attention; of fewer, the operations around them cost more than is saved
+)
+
+
+class QuickForward:
+    """The model's modules and what they become; `with quick():` lets them."""
+
+    def __init__(self, model: nn.Module):
+        made: dict[type[nn.Module], type[nn.Module] | None] = {}
+        self._swaps: list[tuple[nn.Module, type[nn.Module]]] = []
+        for _, module in model.named_modules():
+            kind = type(module)
+            if kind not in made:
+                call = _rebound(kind.__call__)
+                made[kind] = None if call is None else layers.like(kind, __call__=call)
+            if (quick := made[kind]) is not None:
+                self._swaps.append((module, quick))
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Let the model run the quicker functions; nobody else may use it meanwhile."""
+        before = [type(module) for module, _ in self._swaps]
+        try:
+            for module, quick in self._swaps:
+                module.__class__ = quick
+            yield
+        finally:
+            for (module, _), kind in zip(self._swaps, before, strict=True):
+                module.__class__ = kind
+
 
 @contextmanager
 def quick_forward(model: nn.Module, dtype: mx.Dtype) -> Iterator[None]:
-    """Let the model run the quicker functions, where they are quicker; nobody else may use it meanwhile."""
+    """`QuickForward` for once, where it is quicker."""
     if not fastmath.is_quick(dtype):
         yield
         return
-    before = [(module, type(module)) for _, module in model.named_modules()]
-    made: dict[type[nn.Module], type[nn.Module]] = {}
-    try:
-        for module, kind in before:
-            if kind not in made and (call := _rebound(kind.__call__)) is not None:
-                made[kind] = layers.like(kind, __call__=call)
-            if kind in made:
-                module.__class__ = made[kind]
+    with QuickForward(model)():
         yield
-    finally:
-        for module, kind in before:
-            module.__class__ = kind
 
 
 def _attend(
@@ -46,26 +67,39 @@ def _attend(
     sinks: Any = None,
 ) -> mx.array:
     causal = isinstance(mask, str) and mask == "causal"
-    if not (mask is None or causal) or sinks is not None or hasattr(cache, "bits"):
-        return _STOCK_ATTENTION(queries, keys, values, cache, scale, mask, sinks)
     batch, heads, rows, width = queries.shape
+    if (
+        not (mask is None or causal or _is_shared(mask))
+        or sinks is not None
+        or hasattr(cache, "bits")  # its keys are packed
+        or batch * heads * rows * keys.shape[2] < _WORTH
+    ):
+        return _STOCK_ATTENTION(queries, keys, values, cache, scale, mask, sinks)
     kv_heads, seen = keys.shape[1:3]
     grouped = (queries * scale).reshape(batch, kv_heads, heads // kv_heads * rows, width)
     scores = grouped @ keys.swapaxes(-1, -2)  # [batch, kv_heads, groups * rows, seen]
     if causal:
-        back = mx.arange(seen - rows, seen)[:, None] - mx.arange(seen)
-        hidden = mx.where(back < 0, -1e9, 0.0).astype(scores.dtype)
-        scores = scores.reshape(batch, kv_heads, -1, rows, seen) + hidden
+        mask = mx.arange(seen - rows, seen)[:, None] >= mx.arange(seen)
+    if mask is not None:
+        mask = mask if mask.ndim == 2 else mask[:, :, None]
+        scores = mx.where(mask, scores.reshape(batch, kv_heads, -1, rows, seen), -1e9)
     weights, total, _ = fastmath.softmax_parts(scores)
     shape = (batch, kv_heads, heads // kv_heads * rows)
     mixed = weights.reshape(*shape, seen) @ values / total.reshape(*shape, 1)
     return mixed.reshape(batch, heads, rows, values.shape[-1])
 
 
+def _is_shared(mask: Any) -> bool:
+    """Whether it is a mask [S, K] or [B, 1, S, K] of what may be seen, the same for all heads."""
+    if not isinstance(mask, mx.array) or mask.dtype != mx.bool_:
+        return False
+    return mask.ndim == 2 or (mask.ndim == 4 and mask.shape[1] == 1)
+
+
 _STOCK_ATTENTION = base.scaled_dot_product_attention
 _REPLACED: Mapping[str, tuple[Any, Any]] = {
     "scaled_dot_product_attention": (_STOCK_ATTENTION, _attend),
-    "swiglu": (activations.swiglu, fastmath.swiglu),
+    "swiglu": (activations.swiglu, fastmath.gated),
 }
 
 

@@ -3,6 +3,7 @@
 A few pieces of it are done and timed, steps included, which are then undone.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ class Pieces:
     kept_bytes: int  # of features that will be kept
     kept_on_disk: bool
     weight_bytes: int  # of the network in float32
+    seconds_at_most: float = math.inf  # where a run ends by the clock; measurements at its end come after
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,12 @@ def estimate(pieces: Pieces) -> Estimate:
 
     On the disk lie two checkpoints, for a moment three, each of weights and two moments, and the finished drafter.
     """
+    features = pieces.seconds_per_token * pieces.tokens
     return Estimate(
-        training_seconds=pieces.seconds_per_row * pieces.rows,
-        feature_seconds=pieces.seconds_per_token * pieces.tokens,
+        training_seconds=min(
+            pieces.seconds_per_row * pieces.rows, max(0.0, pieces.seconds_at_most - features)
+        ),
+        feature_seconds=features,
         measuring_seconds=pieces.seconds_per_held_out_token * pieces.held_out_tokens,
         memory_bytes=pieces.peak_bytes + (0 if pieces.kept_on_disk else pieces.kept_bytes),
         disk_bytes=3 * 3 * pieces.weight_bytes
@@ -87,7 +92,7 @@ def estimate(pieces: Pieces) -> Estimate:
 
 
 def _timed(trainer: "Trainer") -> Pieces:
-    options, store = trainer.options, trainer.store
+    options, store, minutes = trainer.options, trainer.store, trainer.options.minutes
     plans = sorted(trainer.plans(trainer.place.epoch), key=lambda plan: len(plan.members) * plan.anchors)
     block_size = trainer.stepper.network.config.block_size
     rows = [len(plan.members) * plan.anchors * block_size for plan in plans]
@@ -127,6 +132,7 @@ def _timed(trainer: "Trainer") -> Pieces:
         kept_bytes=0 if store is None else sum(store.bytes_of(answer) for answer in wanted),
         kept_on_disk=store is not None and store.on_disk,
         weight_bytes=sum(4 * array.size for array in weights.values()),
+        seconds_at_most=math.inf if minutes is None else max(0.0, 60 * minutes - trainer.place.seconds),
     )
 
 

@@ -16,7 +16,7 @@ from dflash_mlx.loading.turns import check_template, user_turn
 from dflash_mlx.runtime import GB
 from dflash_mlx.target.batched import Drawing, Finished, batched_answers
 from dflash_mlx.target.quick import quick_forward
-from dflash_mlx.training.gather_estimate import BYTES_PER_TOKEN, estimate
+from dflash_mlx.training.gather_estimate import BYTES_PER_TOKEN, estimate, work_left
 from dflash_mlx.training.identity import identity
 from dflash_mlx.training.manifest import AnswerFolder, Counts
 from dflash_mlx.training.prompts import Prompt, asked, digest
@@ -206,12 +206,20 @@ class _Gathering:
         some = self.prompts[: self.recipe.batch_size]
         some = some or [next(template_prompts(self.recipe.seed, i)) for i in range(self.recipe.batch_size)]
         missing = self.goal - self.counts.answer_tokens
+        recipe = self.recipe
+        own = _tries(round(self.mixture.own_share * recipe.shard_prompts)) * _OWN_TOKENS // 2
         needs = estimate(
             self.target,
-            [self._render(prompt)[-self.recipe.max_prompt_tokens :] for prompt in some],
-            tokens=max(missing, self.recipe.shard_prompts * self.recipe.max_answer_tokens // 2),
-            batch_size=self.recipe.batch_size,
-            max_answer_tokens=self.recipe.max_answer_tokens,
+            [self._render(prompt)[-recipe.max_prompt_tokens :] for prompt in some],
+            work_left(
+                missing,
+                shard_answers=recipe.shard_prompts,
+                own_tokens=own,
+                max_answer_tokens=recipe.max_answer_tokens,
+                known=(self.counts.answers, self.counts.answer_tokens),
+            ),
+            batch_size=recipe.batch_size,
+            max_answer_tokens=recipe.max_answer_tokens,
         )
         self.started = time.perf_counter()
         begun = f"{self.counts.answer_tokens:,} tokens of answers are there; " if self.counts.answers else ""
@@ -254,7 +262,7 @@ class _Gathering:
         """Prompts that the target writes when it continues an empty question; what comes to no end is dropped."""
         if not count or self.turn is None:
             return
-        tries = count + count // 2  # some come to no end
+        tries = _tries(count)
         found = self._answers(
             [self.turn.opening] * tries,
             [1.0] * tries,
@@ -303,3 +311,8 @@ class _Gathering:
         done = self.counts.answer_tokens + self.in_shard
         left = max(0, self.goal - done) / speed if speed else None
         self.on_progress(Progress(self.counts.answers, done, self.goal, speed, left))
+
+
+def _tries(count: int) -> int:
+    """Prompts begun for so many wanted: some come to no end."""
+    return count + count // 2

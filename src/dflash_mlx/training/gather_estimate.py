@@ -1,8 +1,10 @@
 """What gathering will take, before it begins: a few passes of the real batch, and sums.
 
-Time hangs on how long the answers will be, which nobody knows yet; half of the longest allowed is assumed.
+Time hangs on how long the answers will be, which nobody knows before the first ones are there; half of the longest
+allowed is assumed until then.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,38 +24,79 @@ _LENGTH = 0.5  # of answers, as a part of the longest allowed
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What is still to be gathered: whole shards, as no part of one is kept."""
+
+    answers: int
+    answer_length: float  # tokens, in the mean
+    own_tokens: int  # of prompts that the target makes up, those that are dropped included
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers."""
+        return math.ceil(self.answers * self.answer_length)
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """Of what is still to be gathered."""
 
     seconds: float
-    memory_bytes: int | None  # None: the config does not tell how keys and values are kept
+    memory_bytes: int
     disk_bytes: int
 
     def sentence(self) -> str:
         """As people read it."""
-        memory = "" if self.memory_bytes is None else f", {self.memory_bytes / GB:.1f} GB of memory"
-        return f"about {_duration(self.seconds)}{memory} and {self.disk_bytes / 1e6:,.0f} MB of disk"
+        disk = "less than 1 MB" if self.disk_bytes < 1e6 else f"{self.disk_bytes / 1e6:,.0f} MB"
+        return (
+            f"about {_duration(self.seconds)}, {self.memory_bytes / GB:.1f} GB of memory and {disk} of disk"
+        )
+
+
+def work_left(
+    missing: int,
+    *,
+    shard_answers: int,
+    own_tokens: int,
+    max_answer_tokens: int,
+    known: tuple[int, int] = (0, 0),
+) -> Work:
+    """The shards that are left.
+
+    Args:
+        missing: tokens of answers that are wanted.
+        shard_answers: in a shard.
+        own_tokens: of made-up prompts in a shard.
+        max_answer_tokens: of an answer.
+        known: answers that are there, and their tokens.
+    """
+    answers, tokens = known
+    length = tokens / answers if answers else _LENGTH * max_answer_tokens
+    shards = math.ceil(missing / (shard_answers * length))
+    return Work(shards * shard_answers, length, shards * own_tokens)
 
 
 def estimate(
     target: LoadedTarget,
     prompts: Sequence[Sequence[int]],
+    work: Work,
     *,
-    tokens: int,
     batch_size: int,
     max_answer_tokens: int,
 ) -> Estimate:
-    """Time a batch, and scale it up.
+    """Time a batch whose answers are half written, and scale it up.
 
     Args:
         target: loaded.
         prompts: some that will be asked; repeated to fill the batch.
-        tokens: of answers, still to be gathered.
+        work: what is left.
         batch_size: answers at once.
         max_answer_tokens: of each.
     """
-    batch = [prompts[i % len(prompts)] for i in range(batch_size)]
     model = target.model
+    asked = [prompts[i % len(prompts)] for i in range(batch_size)]
+    batch = [_lengthened(ids, int(work.answer_length / 2)) for ids in asked]
+    mx.reset_peak_memory()
     started = time.perf_counter()
     marks: list[float] = []
     answers = batched_answers(
@@ -67,15 +110,24 @@ def estimate(
     )
     for _ in answers:
         pass
+    peak = mx.get_peak_memory()
     mx.clear_cache()
     step = (marks[-1] - marks[1]) / (len(marks) - 2)
-    reading = (marks[0] - started) / batch_size
-    seconds = tokens * step / (_FULL * batch_size) + reading * tokens / max(1, _LENGTH * max_answer_tokens)
-    longest = max(map(len, batch)) + max_answer_tokens
-    held = context_bytes(model.config, itemsize=model.dtype.size, tokens=longest)
+    reading = (marks[0] - started) / sum(map(len, batch))  # seconds a token
+    passes = (work.tokens + work.own_tokens) / (_FULL * batch_size)
+    read = work.answers * sum(map(len, asked)) / batch_size
+    timed, longest = max(map(len, batch)) + _STEPS, max(map(len, asked)) + max_answer_tokens
+    itemsize = model.dtype.size
+    held = [context_bytes(model.config, itemsize=itemsize, tokens=tokens) or 0 for tokens in (timed, longest)]
     # Rows that come and go copy the keys and values of all.
-    memory = None if held is None else model.nbytes + 2 * batch_size * held
-    return Estimate(seconds, memory, int(tokens * BYTES_PER_TOKEN))
+    memory = peak + max(0, 2 * batch_size * (held[1] - held[0]))
+    return Estimate(passes * step + read * reading, memory, int(work.tokens * BYTES_PER_TOKEN))
+
+
+def _lengthened(ids: Sequence[int], by: int) -> list[int]:
+    """The ids over again, as a text that is longer by so many."""
+    times = -(-(len(ids) + by) // len(ids))
+    return (list(ids) * times)[: len(ids) + by]
 
 
 def _duration(seconds: float) -> str:

@@ -65,7 +65,8 @@ def train(
         held_out: answers to measure on; None holds out every 50th of `answers`, see `is_held_out`.
         checkpoints: folder for them; None saves nothing.
         store: where features are kept; None computes them for every batch anew.
-        foresee: told what the run will take, after a few pieces of it were timed; None: not timed.
+        foresee: told what the run will take, after a few pieces of it were timed; None: not timed. A run that was
+            finished before tells nothing.
         report: called after each step, in this thread.
 
     Raises:
@@ -77,7 +78,7 @@ def train(
     trainer = Trainer(
         target, network, answers, options, held_out=held_out, checkpoints=checkpoints, store=store
     )
-    if foresee is not None:
+    if foresee is not None and not trainer.finished:
         foresee(foreseen(trainer))
     return trainer.run(report)
 
@@ -130,6 +131,11 @@ class Trainer:
         if not self._plans:
             self._plans = self.plans(self.place.epoch)
         return math.ceil(self.options.epochs * max(1, len(self._plans) // self.workers.size))
+
+    @property
+    def finished(self) -> bool:
+        """No step is left."""
+        return self._fraction() >= 1
 
     def run(self, report: Callable[[Progress], None]) -> TrainResult:
         """Train to the end, or to Ctrl-C; see `train`."""
@@ -216,7 +222,7 @@ class Trainer:
                     "answers; start fewer, gather more answers, or give fewer batch_rows."
                 )
             while place.batch + self.workers.size <= len(self._plans):
-                if self._fraction() >= 1:
+                if self.finished:
                     return
                 yield self._plans[place.batch + self.workers.rank]
             place.epoch, place.batch = place.epoch + 1, 0
