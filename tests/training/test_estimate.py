@@ -3,7 +3,7 @@ import pytest
 from dflash_mlx.training.estimate import Pieces, estimate
 from dflash_mlx.training.gather_estimate import Estimate, work_left
 
-SHARD = {"shard_answers": 256, "own_tokens": 1472, "max_answer_tokens": 192}
+SHARD = {"shard_answers": 256, "own_passes": 128, "max_answer_tokens": 192}
 PIECES = {
     "seconds_per_row": 0.002,
     "rows": 100_000,
@@ -18,14 +18,14 @@ PIECES = {
 
 
 def test_whole_shards_are_counted_as_no_part_of_one_is_kept():
-    work = work_left(80_000, **SHARD)  # 96 tokens an answer are assumed: 24,576 a shard
-    assert (work.answers, work.tokens, work.own_tokens) == (1024, 98_304, 4 * 1472)
+    work = work_left(80_000, **SHARD)  # 250 * (1 - exp(-192 / 250)) = 134.01 tokens an answer, 34,308 a shard
+    assert (work.answers, work.tokens, work.own_passes) == (768, 102_924, 3 * 128)
     assert work_left(1, **SHARD).answers == 256
 
 
 def test_answers_that_are_there_tell_how_long_the_others_will_be():
     work = work_left(50_000, **SHARD, known=(200, 25_000))  # 125 each: 32,000 a shard
-    assert (work.answers, work.tokens, work.own_tokens) == (512, 64_000, 2 * 1472)
+    assert (work.answers, work.tokens, work.own_passes) == (512, 64_000, 2 * 128)
 
 
 def test_a_disk_need_that_rounds_to_nothing_is_said_in_words():

@@ -3,6 +3,7 @@
 Shard by shard, so that a stopped run loses one shard at most and goes on where it was. Knows no drafter.
 """
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -207,14 +208,14 @@ class _Gathering:
         some = some or [next(template_prompts(self.recipe.seed, i)) for i in range(self.recipe.batch_size)]
         missing = self.goal - self.counts.answer_tokens
         recipe = self.recipe
-        own = _tries(round(self.mixture.own_share * recipe.shard_prompts)) * _OWN_TOKENS // 2
+        batches = math.ceil(_tries(round(self.mixture.own_share * recipe.shard_prompts)) / recipe.batch_size)
         needs = estimate(
             self.target,
             [self._render(prompt)[-recipe.max_prompt_tokens :] for prompt in some],
             work_left(
                 missing,
                 shard_answers=recipe.shard_prompts,
-                own_tokens=own,
+                own_passes=batches * _OWN_TOKENS,  # one in each batch comes to no end
                 max_answer_tokens=recipe.max_answer_tokens,
                 known=(self.counts.answers, self.counts.answer_tokens),
             ),

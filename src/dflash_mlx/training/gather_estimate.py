@@ -1,7 +1,7 @@
 """What gathering will take, before it begins: a few passes of the real batch, and sums.
 
-Time hangs on how long the answers will be, which nobody knows before the first ones are there; half of the longest
-allowed is assumed until then.
+Time hangs on how long the answers will be, which nobody knows before the first ones are there; until then they are
+assumed to end at any token alike, and after 250 in the mean.
 """
 
 import math
@@ -20,7 +20,7 @@ BYTES_PER_TOKEN = 6.0  # of an answer's token in a shard, its part of the prompt
 
 _STEPS = 6  # timed passes over a whole batch
 _FULL = 0.8  # part of a batch that is answering, in the mean
-_LENGTH = 0.5  # of answers, as a part of the longest allowed
+_LENGTH = 250.0  # tokens of an answer that nothing cuts off, in the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Work:
 
     answers: int
     answer_length: float  # tokens, in the mean
-    own_tokens: int  # of prompts that the target makes up, those that are dropped included
+    own_passes: int  # of batches in which the target makes up prompts
 
     @property
     def tokens(self) -> int:
@@ -57,7 +57,7 @@ def work_left(
     missing: int,
     *,
     shard_answers: int,
-    own_tokens: int,
+    own_passes: int,
     max_answer_tokens: int,
     known: tuple[int, int] = (0, 0),
 ) -> Work:
@@ -66,14 +66,14 @@ def work_left(
     Args:
         missing: tokens of answers that are wanted.
         shard_answers: in a shard.
-        own_tokens: of made-up prompts in a shard.
+        own_passes: for the made-up prompts of a shard.
         max_answer_tokens: of an answer.
         known: answers that are there, and their tokens.
     """
     answers, tokens = known
-    length = tokens / answers if answers else _LENGTH * max_answer_tokens
+    length = tokens / answers if answers else _LENGTH * -math.expm1(-max_answer_tokens / _LENGTH)
     shards = math.ceil(missing / (shard_answers * length))
-    return Work(shards * shard_answers, length, shards * own_tokens)
+    return Work(shards * shard_answers, length, shards * own_passes)
 
 
 def estimate(
@@ -114,7 +114,7 @@ def estimate(
     mx.clear_cache()
     step = (marks[-1] - marks[1]) / (len(marks) - 2)
     reading = (marks[0] - started) / sum(map(len, batch))  # seconds a token
-    passes = (work.tokens + work.own_tokens) / (_FULL * batch_size)
+    passes = work.tokens / (_FULL * batch_size) + work.own_passes
     read = work.answers * sum(map(len, asked)) / batch_size
     timed, longest = max(map(len, batch)) + _STEPS, max(map(len, asked)) + max_answer_tokens
     itemsize = model.dtype.size
