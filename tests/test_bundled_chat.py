@@ -13,8 +13,8 @@ DOCUMENT = " ".join(
 
 @pytest.mark.slow
 def test_turns_read_what_lies_behind_the_longest_shared_beginning_and_say_what_a_cold_run_says() -> None:
-    """multi-turn-cache 88: the number is in the stats, and the text that of a cold run."""
-    with DFlashGenerator() as runner, DFlashGenerator(runner.target, kept_gb=0) as cold:
+    """The number is in the stats, and the text that of a cold run."""
+    with DFlashGenerator("smollm2-135m") as runner, DFlashGenerator(runner.target, kept_gb=0) as cold:
         chat = runner.chat(temperature=0.0, max_new_tokens=24)
         held: list[int] = []
         for said in (f"Summarise this: {DOCUMENT}", "Now in five words.", "Who wrote it down?"):

@@ -103,7 +103,7 @@ def test_a_template_that_rewrites_history_reads_only_from_the_last_place_it_leav
     cold: DFlashGenerator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """thinking-template, multi-turn-cache 88: the prompt ends with a think tag, the history holds none."""
+    """The prompt ends with a think tag, the history holds none."""
     monkeypatch.setattr(kept, "goes_back", lambda cache: False)
     first = [{"role": "user", "content": "What is it?"}]
     answered = [*first, {"role": "assistant", "content": "It is."}, {"role": "user", "content": "And?"}]
@@ -119,7 +119,6 @@ def test_a_template_that_rewrites_history_reads_only_from_the_last_place_it_leav
 
 
 def test_the_numbers_are_true_in_both_directions(runner: DFlashGenerator) -> None:
-    """multi-turn-cache 88, 89."""
     prompt = list(range(10, 60))
     stats = [runner.generate(p, max_new_tokens=5).stats for p in (prompt, prompt, [1, 2, 3], [*prompt, 7])]
     assert [s.reused_tokens for s in stats] == [0, 49, 0, 50]
@@ -130,7 +129,7 @@ def test_the_numbers_are_true_in_both_directions(runner: DFlashGenerator) -> Non
 def test_a_shared_beginning_is_copied_and_both_conversations_go_on(
     runner: DFlashGenerator, cold: DFlashGenerator
 ) -> None:
-    """multi-turn-cache 94: two conversations taking turns."""
+    """Two conversations taking turns."""
     system = list(range(100, 130))
     talks = [[*system, 1, 2, 3, 4], [*system, 50, 51, 52]]
     reused = []

@@ -251,10 +251,7 @@ def test_embed_gives_what_enters_layer_0(kind: str, factor: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["fp32", "4-bit"])
 def test_the_head_makes_the_stock_logits_of_the_last_hidden_rows(kind: str, how: str) -> None:
-    """field-cases 45 (load-pairing).
-
-    Tied, untied, quantised, scaled and soft-capped heads: final norm of the last layer's rows in, logits out.
-    """
+    """Tied, untied, quantised, scaled and soft-capped heads: final norm of the last layer's rows in, logits out."""
     target = target_of(kind) if how == "fp32" else quantised(kind)
     inner = getattr(target.model, "language_model", target.model)
     trunk = inner.transformer if kind == "gpt2" and hasattr(inner, "transformer") else inner.model

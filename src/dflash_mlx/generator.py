@@ -42,7 +42,7 @@ class DFlashGenerator:
             which is then shared; None takes the default pair of this machine.
         draft_model: a local folder or a hub id; None looks the target up among the known pairs.
         mode: "auto" drafts where a drafter is known and where that pays by this machine's own costs, which are
-            measured once for each pair (a few seconds, kept in the cache folder; DFLASH_COSTS=off measures none
+            measured once for each pair (some ten seconds, kept in the cache folder; DFLASH_COSTS=off measures none
             and always verifies whole blocks), and says so where it decodes plainly; "on" insists on a drafter
             and verifies every block whole; "off" decodes plainly and loads none.
         block_size: tokens in a drafted block, the anchor included, at most the trained number.

@@ -89,7 +89,7 @@ def test_what_cannot_be_done_is_explained_and_changes_nothing(console, line, wor
 
 
 def test_thoughts_can_be_switched_and_hidden(console):
-    """thinking-template 80: for each message, and nothing is said to the template before anyone chose."""
+    """For each message, and nothing is said to the template before anyone chose."""
     console.chat(stdin=b"x\n")
     assert "think" not in console.generator.calls[0][1]
     console.made.clear()
@@ -113,7 +113,6 @@ def test_stats_say_what_the_last_answer_took(console):
 
 
 def test_a_block_in_quotes_is_one_message(console):
-    """cli-repl 143."""
     result = console.chat(stdin=b'"""\none\n/help\n\ntwo echo\n"""\n')
     assert asked(result) == ["one\n/help\n\ntwo echo"]
     assert asked(console.chat(stdin=b'"""one echo"""\n')) == ["one echo"]
@@ -121,7 +120,6 @@ def test_a_block_in_quotes_is_one_message(console):
 
 
 def test_an_answer_cut_off_at_the_limit_comes_with_a_hint(console):
-    """cli-repl 146."""
     result = console.chat(stdin=b"long\n")
     assert "stopped at the limit of 2 tokens" in result.stderr and "/set max_new_tokens" in result.stderr
 
@@ -147,7 +145,7 @@ def test_what_only_a_chat_does_is_refused_beside_a_prompt(console):
 
 
 def test_the_history_file_is_its_writers_alone(tmp_path):
-    """cli-repl 146: also one that was there before, with another mode."""
+    """Also one that was there before, with another mode."""
     from dflash_mlx.cli.lines import _history
 
     path = tmp_path / "new" / "history"

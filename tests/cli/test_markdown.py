@@ -83,7 +83,6 @@ WHOLE = screen([ANSWER])
 
 
 def test_nothing_is_lost():
-    """cli-repl 147."""
     for word in (
         "A title", "words", "code", "second line.", "• one", "• two", "1 first", "2 second", "def f(x):",
         'return "a" + x', "<div>kept</div>", "\\(x^2\\)", "[ref]:", "a < b", "[later]: http://example.com", "no end",

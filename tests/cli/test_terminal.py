@@ -11,7 +11,6 @@ from tests.cli.terminal import ALT_ENTER, BACKSPACE, CTRL_C, CTRL_D, ENTER, LEFT
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat():
-    """cli-repl 140."""
     with terminal("chat", "--plain") as screen:
         screen.line("slow")
         screen.wait_for("word2 ")
@@ -59,7 +58,6 @@ def test_no_prompt_on_a_terminal_opens_a_chat_whose_lines_can_be_edited_recalled
 
 
 def test_a_prompt_can_begin_a_chat():
-    """cli-repl 150."""
     with terminal("generate", "-i", "-p", "/exit\\n echo", "--plain", "--no-stats") as screen:
         screen.wait_for("/help lists the commands")
         screen.wait_for('"content": "/exit\\\\n echo"')  # a prompt is no command, and stays as it was typed
@@ -118,7 +116,6 @@ def test_interrupted_while_typing_a_prompt_exits_130():
 
 
 def test_alt_enter_and_quotes_make_one_message_of_many_lines():
-    """cli-repl 143."""
     with terminal("chat", "--plain", "--no-stats") as screen:
         screen.wait_for_prompt()
         screen.type(b"one" + ALT_ENTER + b"two echo" + ENTER)
@@ -191,7 +188,6 @@ def test_an_enter_in_the_menu_sends_no_half_a_command():
 
 
 def test_lines_are_recalled_in_the_next_run_unless_that_is_unwanted(tmp_path):
-    """cli-repl 146."""
     runs = [([], True), ([], False), (["--no-history"], False)]
     for options, types in runs:
         with terminal("chat", "--plain", *options, DFLASH_CACHE=str(tmp_path)) as screen:
@@ -227,7 +223,6 @@ def test_a_message_can_be_written_in_an_editor(tmp_path):
 
 
 def test_markdown_is_drawn_while_it_streams():
-    """cli-repl 147."""
     with terminal("chat", "--no-stats", columns=40) as screen:
         screen.line("markdown")
         screen.wait_for("1 = one")

@@ -124,7 +124,6 @@ def test_a_retry_draws_a_new_seed():
 
 
 def test_an_answer_cut_at_the_limit_says_what_allows_more():
-    """cli-repl 146."""
     with terminal("chat", "--no-history", "--no-stats") as screen:
         screen.line("long")
         screen.wait_for("stopped at the limit of 2 tokens")

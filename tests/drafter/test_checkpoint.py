@@ -50,7 +50,6 @@ def test_shards_are_read_together(toy):
 
 @pytest.mark.parametrize("stored", [mx.bfloat16, mx.float16])
 def test_16_bit_files_compute_in_fp32_on_a_cpu_and_in_what_is_asked_for(tmp_path, stored):
-    """field-cases 57 (dtype-quant)."""
     network = toy_network()
     network.set_dtype(stored)
     folder = write_toy(tmp_path / "toy", network, toy_config())
@@ -95,7 +94,7 @@ def test_an_extra_tensor_is_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize("own", ["embed_tokens.weight", "lm_head.weight"])
 def test_a_drafter_with_an_embedding_or_a_head_of_its_own_is_refused(tmp_path, own):
-    """field-cases 47 (load-pairing); formats whose own ends are used: test_formats.py."""
+    """Formats whose own ends are used: test_formats.py."""
     folder = write_toy(tmp_path / "toy", toy_network(), toy_config(), **{own: mx.zeros((40, 16))})
     with pytest.raises(UnsupportedError, match=f"toy carries its own {own}"):
         load_draft(folder, name="toy")
@@ -143,7 +142,7 @@ def matrices(network) -> set[tuple[int, int] | None]:
 
 @pytest.mark.parametrize(("bits", "near"), [(8, 0.02), (4, 0.3)])
 def test_draft_bits_packs_every_matrix_and_says_so(wide, bits, near):
-    """field-cases 59 (dtype-quant): packing costs acceptance at most, how much a benchmark tells."""
+    """Packing costs acceptance at most, how much a benchmark tells."""
     network = load_draft(wide, name="wide", bits=bits)
     assert network.bits == bits
     assert matrices(network) == {(bits, 64), (bits, 32)}  # down_proj has rows of 96, no multiple of 64
@@ -154,7 +153,6 @@ def test_draft_bits_packs_every_matrix_and_says_so(wide, bits, near):
 
 @pytest.mark.parametrize("bits", [3, 0, 16, -4, True, "abc", "4", 4.5])
 def test_other_draft_bits_are_refused_before_any_file_is_read(tmp_path, bits):
-    """field-cases 53 (load-pairing)."""
     with pytest.raises(UsageError, match=f"draft_bits {bits}: 4, 8 or none"):
         load_draft(tmp_path / "nowhere", name="toy", bits=bits)
 

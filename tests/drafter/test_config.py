@@ -141,7 +141,7 @@ def read(**changes) -> DraftConfig:
 @pytest.mark.parametrize("layout", [old_layout, new_layout])
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_drafters_have_their_values_and_their_parameter_count_in_both_layouts(name, layout):
-    """field-cases 38 (drafter-context): files written again by newer Transformers load too."""
+    """Files written again by newer Transformers load too."""
     row = PUBLIC[name]
     config = DraftConfig.from_dict(layout(row), name=name)
     assert config.num_parameters() == row[-1]
@@ -196,7 +196,6 @@ def dflash(**changes) -> dict:
     ],
 )
 def test_block_size_is_the_override_else_nested_else_top_level_else_16(nested, top, override, effective):
-    """field-cases 39 (drafter-context)."""
     config = read(block_size=top, dflash_config=dflash(block_size=nested))
     assert config.effective_block_size(override) == effective
 
@@ -255,7 +254,6 @@ def test_an_mlx_quantised_file_says_how():
     ],
 )
 def test_impossible_layer_ids_are_refused_by_id(ids, says):
-    """field-cases 35 (drafter-context)."""
     with pytest.raises(CheckpointError, match=says):
         read(dflash_config=dflash(target_layer_ids=ids))
 

@@ -34,7 +34,7 @@ layer_types = st.lists(st.sampled_from([FULL, SLIDING]), min_size=2, max_size=2)
     settled=st.booleans(),
 )
 def test_incremental_context_drafts_as_all_features_at_once(types, window, causal, spans, block, settled):
-    """field-cases 40 and 42 (drafter-context): each layer by its own type, nothing but committed rows."""
+    """Each layer by its own type, nothing but committed rows."""
     network = toy_network(layer_types=types, sliding_window=window, is_causal=causal)
     ends, features = ToyEnds(), toy_features(sum(spans))
     drafter, seen = Drafter(network, ends), 0
@@ -106,7 +106,6 @@ def test_is_causal_overrides_the_layer_types(causal, types):
 
 
 def test_a_window_excludes_the_key_at_its_distance_and_includes_the_one_before():
-    """field-cases 41 (drafter-context)."""
     network, ends = toy_network(layer_types=[SLIDING], num_hidden_layers=1, sliding_window=5), ToyEnds()
 
     def logits(features: mx.array) -> mx.array:

@@ -167,7 +167,7 @@ def drafted(network: DraftNetwork, *, count: int = 9, block: int | None = None):
 @pytest.mark.parametrize("block", [2, 6])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_block_is_what_the_plain_reading_of_its_format_gives(kind, block):
-    """field-cases 47 (load-pairing): with the file's own embedding and head where its format uses them."""
+    """With the file's own embedding and head where its format uses them."""
     network = network_of(kind)
     assert network.config.block_size == 6
     logits, proposal = drafted(network, block=block)

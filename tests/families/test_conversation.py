@@ -69,7 +69,7 @@ def _converse(name: str) -> None:
     told, truth, reused = turns.take(undone, len(undone) - 1, [4], 8)
     goes_back = kept.goes_back(turns.target.make_cache())
     assert told == truth and reused == (len(undone) - 3 if goes_back else 0)
-    other = [*FIRST[:4], 1, 2, 3]  # multi-turn-cache 95
+    other = [*FIRST[:4], 1, 2, 3]
     told, truth, _ = turns.take(other, len(other) - 1, [6], 30)
     assert told == truth
     told, truth, reused = turns.take([*rewritten, *[50, 51]], len(rewritten), [3], 8)

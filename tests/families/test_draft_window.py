@@ -117,7 +117,7 @@ def test_in_every_family(name: str, params: SamplingParams, plan: list[int]) -> 
 
 
 def test_58_a_drafter_that_rounds_otherwise_changes_no_text() -> None:
-    """field-cases 58 (dtype-quant): what a drafter's rounding moves are proposals, and they decide nothing."""
+    """What a drafter's rounding moves are proposals, and they decide nothing."""
     target, truth = family_of("qwen3"), truth_of("qwen3", SAMPLED, 40)
     drafts = []
     for dtype in (mx.float32, mx.bfloat16):

@@ -1,4 +1,4 @@
-"""Faults seen in the field (field-cases.md: rollback, load-pairing, memory), provoked on families that have them."""
+"""Faults that users of such software met (undoing, pairing, memory), provoked on families that have them."""
 
 import json
 from pathlib import Path

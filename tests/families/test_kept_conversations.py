@@ -1,6 +1,6 @@
 """Several conversations kept at once, with every kind of cache: apart, in any thread, and within their memory.
 
-Also the faults seen in the field under multi-turn-cache and memory (field-cases.md), each under its number.
+Also the faults that users of other software met with conversations and memory.
 """
 
 import gc

@@ -33,7 +33,7 @@ def wide(name: str) -> dict[str, int]:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("name", first_fast("qwen3_5", "qwen3"))
 def test_text_with_quantised_keys_is_plain_text_with_quantised_keys(name: str, bits: int) -> None:
-    """field-cases 30: partial rejections too."""
+    """Partial rejections too."""
     target = family(name, kv_bits=bits, **WIDE)
     truth = plain(target, SAMPLED, 40)
     assert drafted(target, truth, [1, 7, 0, 5], SAMPLED) == truth

@@ -6,20 +6,15 @@ import mlx.core as mx
 import pytest
 
 from dflash_mlx.kernels import fastmath
-from dflash_mlx.target import MLXTarget, quick
+from dflash_mlx.target import MLXTarget
 from tests.families.support import GREEDY, PROMPT, SAMPLED, drafted, first_fast, truth_of
 from tests.kit.families import FAMILIES, family
-
-
-@pytest.fixture(autouse=True)
-def short_texts_are_worth_it(monkeypatch):
-    monkeypatch.setattr(quick, "_WORTH", 1)
 
 
 @cache
 def quickened(name: str) -> MLXTarget:
     target = family(name)
-    assert target.quicken() is None and target.is_quick
+    assert target.quicken(worth=0) is None and target.is_quick  # the texts of the tests are short
     return target
 
 

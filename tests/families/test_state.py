@@ -73,7 +73,7 @@ def state_types(held: object) -> list[mx.Dtype]:
 
 @pytest.mark.parametrize("name", first_fast("qwen3_5", "olmo_hybrid", "nemotron_h", "falcon_h1"))
 def test_a_recurrent_state_keeps_its_type_in_a_half_precision_model(name: str) -> None:
-    """field-cases 29: fp32 by the delta rule, whatever mlx-lm gives a scan; through prefill, undoing and replay."""
+    """Fp32 by the delta rule, whatever mlx-lm gives a scan; through prefill, undoing and replay."""
     target = family_of(name, dtype=mx.bfloat16)
     assert target.dtype == mx.bfloat16
     held = read(target, PROMPT)

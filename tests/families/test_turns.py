@@ -71,7 +71,7 @@ class Thinking:
 def test_a_template_that_takes_thoughts_out_of_the_history_costs_one_answer_to_read_again(
     name: str, think: bool, drafts: dict[str, Path]
 ) -> None:
-    """thinking-template: as Qwen's, whose prompts without a thought end with an empty one."""
+    """As Qwen's, whose prompts without a thought end with an empty one."""
     runner, cold = pair_of(name, drafts["whole"])
     chat = runner.chat(think=think, max_new_tokens=7, **SAMPLED)
     held: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""How much memory a pair takes is told before it is loaded, with the sizes (field case 99, of kind memory)."""
+"""How much memory a pair takes is told before it is loaded, with the sizes."""
 
 import json
 from dataclasses import replace
@@ -122,7 +122,6 @@ def test_what_is_held_easily_is_not_spoken_of():
 
 
 def test_above_the_working_set_is_a_note_with_the_sizes():
-    """field-cases 101 (memory)."""
     note = verdict(Need(10 * GB, GB, GB), MAC, target_name="T", draft_name="D")
     assert note == (
         "The pair takes 12.0 GB (T 10.0 GB, D 1.0 GB, 4,096 tokens of context 1.0 GB); more than 11.5 GB is slow on "

@@ -39,7 +39,6 @@ def test_a_pair_that_fits():
     ],
 )
 def test_numbers_that_differ_are_named_with_both_names(changes, words):
-    """field-cases 43 (load-pairing)."""
     with pytest.raises(PairError, match=re.escape(words)) as caught:
         check(**changes)
     assert "owner/draft" in str(caught.value) and "owner/target" in str(caught.value)
@@ -87,7 +86,7 @@ def test_a_padded_vocabulary_needs_a_tokenizer_that_tells():
 
 
 def test_another_tokenizer_is_refused_by_the_first_token_that_differs():
-    """field-cases 55 (load-pairing): and padding alone is no difference, see above."""
+    """And padding alone is no difference, see above."""
     ours = {"a": 0, "b": 1, "c": 2}
     names = {"target_name": "owner/target", "draft_name": "owner/draft"}
     check_same_tokens(ours, {"a": 0, "b": 1}, **names)
@@ -122,7 +121,6 @@ def test_another_kind_of_drafter_is_named(changes, words):
 
 
 def test_a_target_that_mlx_lm_does_not_know_is_named_by_its_type():
-    """field-cases 49 (load-pairing)."""
     with pytest.raises(UnsupportedError, match="owner/x is a model of type 'martian'"):
         check_target({**TARGET, "model_type": "martian"}, name="owner/x")
 

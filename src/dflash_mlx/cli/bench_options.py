@@ -31,11 +31,19 @@ class BenchOptions(PairOptions):
     limit: Annotated[int | None, option(_RUN, "Questions of each class. Unset: 4.")] = None
     context: Annotated[
         str | None,
-        option(_RUN, "Lengths of the prompt in tokens; 0: the question alone.", metavar="0,1k,4k,8k"),
+        option(
+            _RUN,
+            "Lengths of the prompt in tokens; 0: the question alone. Unset: 0, with --quick 0,2k.",
+            metavar="0,1k,4k,8k",
+        ),
     ] = None
     blocks: Annotated[
         str | None,
-        option(_RUN, "Fixed blocks to race against. Unset: 2, 4, 8 and the whole.", metavar="2,4,8"),
+        option(
+            _RUN,
+            "Fixed blocks to race against. Unset: 2, 4, 8 and the whole, with --quick half and the whole.",
+            metavar="2,4,8",
+        ),
     ] = None
     repeats: Annotated[int | None, option(_RUN, "Times that each question is answered. Unset: 3.")] = None
     cooldown: Annotated[

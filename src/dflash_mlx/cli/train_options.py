@@ -34,7 +34,9 @@ class TrainOptions:
     think: Annotated[
         bool | None,
         option(
-            _RUN, "Answers with thoughts, or without. Unset: as the template has it.", "--think/--no-think"
+            _RUN,
+            "Answers with thoughts, or without. Unset: as the known pair, else the template.",
+            "--think/--no-think",
         ),
     ] = None
     seed: Annotated[int | None, option(_RUN, "Seed of everything random. Unset: 0.")] = None

@@ -26,7 +26,9 @@ def is_quick(dtype: mx.Dtype) -> bool:
 
 def exp(x: mx.array) -> mx.array:
     """e**x for any shape; below e**-87 it stays at 1e-38. Not to be differentiated: see the functions below."""
-    return _compiled(_exp)(x) if is_quick(x.dtype) else mx.exp(x)
+    if not is_quick(x.dtype):
+        return mx.exp(x)
+    return _joined(*_compiled(_parts)(x))
 
 
 def softmax_parts(scores: mx.array) -> tuple[mx.array, mx.array, mx.array]:
@@ -38,45 +40,64 @@ def softmax_parts(scores: mx.array) -> tuple[mx.array, mx.array, mx.array]:
 
 def gated(gate: mx.array, up: mx.array) -> mx.array:
     """silu(gate) * up, of equal shapes. Not to be differentiated."""
-    return _compiled(_swiglu)(gate, up)
+    return _compiled(_gated)(gate, up, _inverse(gate))
 
 
 @mx.custom_function
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     """`gated`, that may be differentiated; a small array waits longer for it."""
-    return _compiled(_swiglu)(gate, up)
+    return gated(gate, up)
 
 
 @swiglu.vjp
 def _swiglu_vjp(
     primals: tuple[mx.array, mx.array], cotangent: mx.array, output: mx.array
 ) -> tuple[mx.array, mx.array]:
-    return _compiled(_swiglu_grad)(*primals, cotangent)
+    return _compiled(_gated_grad)(*primals, cotangent, _inverse(primals[0]))
 
 
-def _exp(x: mx.array) -> mx.array:
-    if not is_quick(x.dtype):
-        return mx.exp(x)
+def _inverse(x: mx.array) -> mx.array:
+    """e**-x."""
+    return _joined(*_compiled(_inverse_parts)(x)) if is_quick(x.dtype) else mx.exp(-x)
+
+
+def _parts(x: mx.array) -> tuple[mx.array, mx.array]:
+    """Two float32 arrays whose bits `_joined` makes e**x of."""
     scaled = mx.clip(x * math.log2(math.e), -126.0, 127.0)
     whole = scaled + _MAGIC
     part = scaled - (whole - _MAGIC)
     power = mx.full((), _TAYLOR[-1])
     for factor in _TAYLOR[-2::-1]:
         power = power * part + factor
-    return ((whole.view(mx.int32) << 23) + power.view(mx.int32)).view(mx.float32)
+    return whole, power
 
 
-def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    return gate / (1 + _exp(-gate)) * up
+def _inverse_parts(x: mx.array) -> tuple[mx.array, mx.array]:
+    return _parts(-x)
 
 
-def _swiglu_grad(gate: mx.array, up: mx.array, cotangent: mx.array) -> tuple[mx.array, mx.array]:
-    sigmoid = 1 / (1 + _exp(-gate))
+def _joined(whole: mx.array, power: mx.array) -> mx.array:
+    return _compiled(_shifted)(whole.view(mx.int32), power.view(mx.int32)).view(mx.float32)
+
+
+def _shifted(whole: mx.array, power: mx.array) -> mx.array:
+    return (whole << 23) + power
+
+
+def _gated(gate: mx.array, up: mx.array, inverse: mx.array) -> mx.array:
+    return gate / (1 + inverse) * up
+
+
+def _gated_grad(
+    gate: mx.array, up: mx.array, cotangent: mx.array, inverse: mx.array
+) -> tuple[mx.array, mx.array]:
+    sigmoid = 1 / (1 + inverse)
     silu = gate * sigmoid
     return cotangent * up * (sigmoid + silu * (1 - sigmoid)), cotangent * silu
 
 
 @functools.cache
 def _compiled(function: Callable[P, R]) -> Callable[P, R]:
-    compiled: Callable[P, R] = mx.compile(function)
+    """Compiled for every shape at once: MLX searches what it compiled one by one, and texts grow with every round."""
+    compiled: Callable[P, R] = mx.compile(function, shapeless=True)
     return compiled

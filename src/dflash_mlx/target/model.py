@@ -22,7 +22,7 @@ from dflash_mlx.kernels.choice import NO_KERNELS, Choices, Contest
 from dflash_mlx.kernels.table import Table
 from dflash_mlx.target import caches, kernels, replay, taps, words
 from dflash_mlx.target.caches import Cache, CacheSnapshot, Tape, quantised
-from dflash_mlx.target.quick import QuickForward
+from dflash_mlx.target.quick import WORTH, QuickForward
 from dflash_mlx.target.recurrence import Recorder, Update
 
 _locks: dict[int, threading.RLock] = {}
@@ -223,10 +223,13 @@ class MLXTarget:
             "is used."
         )
 
-    def quicken(self) -> str | None:
+    def quicken(self, *, worth: int = WORTH) -> str | None:
         """On a CPU, run float32 passes of several rows with quick exponentials, once they gave what MLX's own give.
 
         Passes of one row, most of whose time is reading weights, stay stock. Call it between generations.
+
+        Args:
+            worth: exponentials of a layer's attention from which its own are replaced; all are, for the comparison.
 
         Returns:
             None, or a sentence for the user: they gave something else, and MLX's own are used.
@@ -236,11 +239,11 @@ class MLXTarget:
         with self._lock:
             expected = self._trial()
             mx.eval(expected)
-            self._quick = QuickForward(self.model)
+            self._quick = QuickForward(self.model, worth=0)
             wrong = trial.difference(expected, self._trial, dtype=self.dtype)
+            self._quick = None if wrong else QuickForward(self.model, worth=worth)
             if wrong is None:
                 return None
-            self._quick = None
         return f"MLX's own exponentials are used, as quick ones do not work here ({wrong}): rounds take a tenth longer."
 
     @property

@@ -4,6 +4,7 @@ For the length of a `with` block modules that call mlx-lm's `swiglu` or attentio
 names rebound: nothing is copied, no class and no function of mlx or mlx-lm changes.
 """
 
+import functools
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,21 +16,32 @@ from mlx_lm.models import activations, base
 
 from dflash_mlx.kernels import fastmath, layers
 
-_WORTH = (
+WORTH = (
     8192  # exponentials of a layer's attention; of fewer, the operations around them cost more than is saved
 )
 
+_STOCK_ATTENTION = base.scaled_dot_product_attention
+
 
 class QuickForward:
-    """The model's modules and what they become; `with quick():` lets them."""
+    """The model's modules and what they become; `with quick():` lets them.
 
-    def __init__(self, model: nn.Module):
+    Args:
+        model: stock.
+        worth: exponentials of a layer's attention from which it is replaced.
+    """
+
+    def __init__(self, model: nn.Module, *, worth: int = WORTH):
+        replaced = {
+            "scaled_dot_product_attention": (_STOCK_ATTENTION, functools.partial(_attend, worth)),
+            "swiglu": (activations.swiglu, fastmath.gated),
+        }
         made: dict[type[nn.Module], type[nn.Module] | None] = {}
         self._swaps: list[tuple[nn.Module, type[nn.Module]]] = []
         for _, module in model.named_modules():
             kind = type(module)
             if kind not in made:
-                call = _rebound(kind.__call__)
+                call = _rebound(kind.__call__, replaced)
                 made[kind] = None if call is None else layers.like(kind, __call__=call)
             if (quick := made[kind]) is not None:
                 self._swaps.append((module, quick))
@@ -58,6 +70,7 @@ def quick_forward(model: nn.Module, dtype: mx.Dtype) -> Iterator[None]:
 
 
 def _attend(
+    worth: int,
     queries: mx.array,
     keys: Any,
     values: Any,
@@ -72,7 +85,7 @@ def _attend(
         not (mask is None or causal or _is_shared(mask))
         or sinks is not None
         or hasattr(cache, "bits")  # its keys are packed
-        or batch * heads * rows * keys.shape[2] < _WORTH
+        or batch * heads * rows * keys.shape[2] < worth
     ):
         return _STOCK_ATTENTION(queries, keys, values, cache, scale, mask, sinks)
     kv_heads, seen = keys.shape[1:3]
@@ -96,20 +109,13 @@ def _is_shared(mask: Any) -> bool:
     return mask.ndim == 2 or (mask.ndim == 4 and mask.shape[1] == 1)
 
 
-_STOCK_ATTENTION = base.scaled_dot_product_attention
-_REPLACED: Mapping[str, tuple[Any, Any]] = {
-    "scaled_dot_product_attention": (_STOCK_ATTENTION, _attend),
-    "swiglu": (activations.swiglu, fastmath.gated),
-}
-
-
-def _rebound(call: Any) -> types.FunctionType | None:
+def _rebound(call: Any, replaced: Mapping[str, tuple[Any, Any]]) -> types.FunctionType | None:
     """The same code with our functions under mlx-lm's names; None where it uses none of them."""
     if not isinstance(call, types.FunctionType):
         return None
     ours = {
         name: quick
-        for name, (stock, quick) in _REPLACED.items()
+        for name, (stock, quick) in replaced.items()
         if name in call.__code__.co_names and call.__globals__.get(name) is stock
     }
     if not ours:
