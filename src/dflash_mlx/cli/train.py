@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dflash_mlx.cli.view import View
+    from dflash_mlx.drafter import DraftNetwork
     from dflash_mlx.loading import LoadedTarget
     from dflash_mlx.training.gather import Recipe
     from dflash_mlx.training.options import TrainOptions as Training
@@ -55,11 +56,21 @@ def train(view: View, options: TrainOptions) -> int:
     workspace.check()
     prompts = _prompts(options) if "data" in options.stages else []
     taps_of(options.taps)
+    if options.init is not None and Path(options.init).absolute() == workspace.drafter.absolute():
+        raise UsageError(
+            f"--init is {options.init}, the drafter that this run writes; copy it elsewhere, or give another --out."
+        )
     target = _loaded(view, options)
+    _foretried(options, target)
     found: Record = {}
     try:
         for stage in options.stages:
             found[stage] = _STAGES[stage](view, options, target, workspace, prompts)
+            if stage == "data" and "eval" in options.stages and not found[stage]["held_out"]:
+                raise UsageError(
+                    f"None of the {found[stage]['answers']} answers is held out, so a drafter could not be measured; "
+                    "gather more (one prompt in fifty is held out), or give --stage train to go on without."
+                )
             if found[stage].get("finished") is False:
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
@@ -103,6 +114,35 @@ def _loaded(view: View, options: TrainOptions) -> LoadedTarget:
         view.note(note)
     check_template(pair.target.tokenizer, pair.target.name)
     return pair.target
+
+
+def _foretried(options: TrainOptions, target: LoadedTarget) -> None:
+    """Let a later stage refuse now what it would refuse after hours."""
+    from dflash_mlx import runtime
+    from dflash_mlx.loading import load_pair
+
+    if options.stages[0] == "data" and "train" in options.stages:
+        _begun(options, target)
+    if options.compare_with is not None and options.stages[0] != "eval":
+        load_pair(target, options.compare_with, mode="on", machine=runtime.machine())
+
+
+def _begun(
+    options: TrainOptions, target: LoadedTarget, tell: Callable[[str], None] = lambda text: None
+) -> DraftNetwork:
+    from dflash_mlx import runtime
+    from dflash_mlx.training.begin import begin
+
+    return begin(
+        target,
+        options.init or "target",
+        machine=runtime.machine(),
+        tell=tell,
+        layers=options.layers,
+        block_size=options.block_size,
+        taps=taps_of(options.taps),
+        seed=_training(options).seed,
+    )
 
 
 def _recipe(options: TrainOptions) -> Recipe:
@@ -159,22 +199,12 @@ def _train(
     view: View, options: TrainOptions, target: LoadedTarget, workspace: Workspace, prompts: list[Prompt]
 ) -> Record:
     from dflash_mlx import runtime
-    from dflash_mlx.training.begin import begin
     from dflash_mlx.training.progress import Progress
     from dflash_mlx.training.stage import run_training
 
     training = _training(options)
     begun_from = options.init or "target"
-    network = begin(
-        target,
-        begun_from,
-        machine=runtime.machine(),
-        tell=view.note,
-        layers=options.layers,
-        block_size=options.block_size,
-        taps=taps_of(options.taps),
-        seed=training.seed,
-    )
+    network = _begun(options, target, view.note)
     with far_line(stderr_console(), "train") as line:
 
         def show(at: Progress) -> None:

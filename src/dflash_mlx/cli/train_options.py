@@ -128,7 +128,7 @@ _SIZES = ("anchors", "batch_rows", "gradient_checkpointing")
 TRAINING = ("epochs", "steps", "minutes", "learning_rate", *_WEIGHING, *_SIZES, "seed")
 SHAPE = ("layers", "block_size", "taps")
 _ONLY = {
-    "data": {"prompts", "dataset", "dataset_rows", "tokens", *RECIPE} - {"seed"},
+    "data": {"prompts", "dataset", "dataset_rows", "tokens", "think", *RECIPE} - {"seed"},
     "train": {"init", *SHAPE, *TRAINING} - {"seed"},
     "eval": {"compare_with", "limit", "max_new_tokens"},
 }
@@ -158,6 +158,8 @@ def check(options: TrainOptions) -> None:
         raise UsageError(f"--block-size is {options.block_size}; expected 2 or more.")
     if options.seed is not None and options.seed < 0:
         raise UsageError(f"--seed is {options.seed}; expected 0 or more.")
+    if options.seed is not None and options.stage == "eval":
+        raise UsageError("--seed says nothing to the eval stage, which draws nothing; leave it out.")
     if options.steps is not None and options.epochs is not None:
         raise UsageError("--steps and --epochs both say how long to train; give one of them.")
     if options.dataset_rows is not None and options.dataset is None:

@@ -151,8 +151,6 @@ class _Gathering:
     def gathered(self, tell: Callable[[str], None]) -> Gathered:
         self.counts, seen = self.folder.read(self.target.eos_ids)
         before = self.counts.answers
-        self._check_disk()
-        self.folder.start(self.counts)
         limit = self.target.model.max_positions or self.recipe.max_prompt_tokens
         most = min(self.recipe.max_prompt_tokens, limit - self.recipe.max_answer_tokens)
         if most < 1:
@@ -160,6 +158,12 @@ class _Gathering:
                 f"{self.target.name} takes {limit} tokens, and answers of {self.recipe.max_answer_tokens} leave no "
                 "room for a prompt; take a smaller max_answer_tokens."
             )
+        for prompt in self.prompts:
+            self._render(prompt)
+        self._check_disk()
+        self.folder.start(
+            self.counts
+        )  # claims the folder for this recipe: whatever is refused was refused before
         fresh = Fresh(seen, self._render, most)
         if self.counts.answer_tokens < self.goal:
             tell(self._foreseen())

@@ -49,6 +49,7 @@ def train(
     held_out: Sequence[Answer] | None = None,
     checkpoints: Path | None = None,
     store: FeatureStore | None = None,
+    begun_from: str = "",
     foresee: Callable[[Estimate], None] | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> TrainResult:
@@ -65,18 +66,27 @@ def train(
         held_out: answers to measure on; None holds out every 50th of `answers`, see `is_held_out`.
         checkpoints: folder for them; None saves nothing.
         store: where features are kept; None computes them for every batch anew.
+        begun_from: what `network` is, in a word; a checkpoint of a run that began otherwise is refused.
         foresee: told what the run will take, after a few pieces of it were timed; None: not timed. A run that was
             finished before tells nothing.
         report: called after each step, in this thread.
 
     Raises:
-        UsageError: no answers to train on, or a checkpoint of another target or network.
+        UsageError: no answers to train on, a checkpoint of another target, network or beginning, or processes whose
+            checkpoints are of different steps.
         WriteError: a full disk; the newest checkpoint stays.
         NumericalError: the loss is no number any more; the newest checkpoint stays.
         UnsupportedError: a network beyond the v1 format.
     """
     trainer = Trainer(
-        target, network, answers, options, held_out=held_out, checkpoints=checkpoints, store=store
+        target,
+        network,
+        answers,
+        options,
+        held_out=held_out,
+        checkpoints=checkpoints,
+        store=store,
+        begun_from=begun_from,
     )
     if foresee is not None and not trainer.finished:
         foresee(foreseen(trainer))
@@ -96,6 +106,7 @@ class Trainer:
         held_out: Sequence[Answer] | None = None,
         checkpoints: Path | None = None,
         store: FeatureStore | None = None,
+        begun_from: str = "",
     ) -> None:
         """Sort the answers, and take up the newest checkpoint; arguments as `train`."""
         check_trainable(network.config, network.name)
@@ -117,11 +128,18 @@ class Trainer:
         self.computer = FeatureComputer(target, taps, top_k=options.kept_top, shared=shared)
         self.frequent = frequent(self.answers, target.vocab_size)
         self.identity = {"target": fingerprint(target), "taps": list(taps), "network": _shapes(network)}
+        self.begun_from = begun_from
         self._data = digest(self.answers)
         self.place = Place()
         self._plans: list[BatchPlan] = []
         self._running: dict[str, Any] = {}
+        self._resumed: Path | None = None
         self._resume()
+        if not self.workers.agree(self.place.step):
+            raise UsageError(
+                f"The processes go on from different steps, this one from {self.place.step}; all need the newest "
+                "checkpoint at the same path."
+            )
 
     @property
     def steps(self) -> int:
@@ -140,6 +158,7 @@ class Trainer:
     def run(self, report: Callable[[Progress], None]) -> TrainResult:
         """Train to the end, or to Ctrl-C; see `train`."""
         place, path, measured, stopped = self.place, None, None, False
+        first = place.step
         saved_at = started = time.monotonic()
         before = place.seconds
         with _until_interrupted() as interrupted:
@@ -161,12 +180,13 @@ class Trainer:
                 measured = self.measure() if measuring else None
                 report(self._timed(progress, measured, path))
         place.seconds = before + time.monotonic() - started
-        if not self.workers.leads:
-            return TrainResult(place.step, not stopped, None, None)
-        path = self.save()
-        if not stopped and measured is None and self.held_out:
-            measured = self.measure()
-        return TrainResult(place.step, not stopped, measured, path)
+        new = place.step - first
+        if self.workers.leads:
+            path = self.save() if new else self._resumed
+            if not stopped and measured is None and self.held_out:
+                measured = self.measure()
+        epochs = place.epoch + place.batch / max(1, len(self._plans))
+        return TrainResult(place.step, new, epochs, place.seconds, not stopped, measured, path)
 
     def measure(self) -> Measured | None:
         """What the network does on the held-out answers now."""
@@ -181,7 +201,7 @@ class Trainer:
         arrays = _named("network", self.stepper.network.parameters())
         arrays |= _named("optimizer", self.stepper.optimizer.state)
         facts = {"identity": self.identity, "data": self._data, "place": asdict(self.place)}
-        facts["options"] = asdict(self.options)
+        facts["options"], facts["begun_from"] = asdict(self.options), self.begun_from
         return save_checkpoint(self.checkpoints, self.place.step, arrays, facts)
 
     def _resume(self) -> None:
@@ -193,6 +213,13 @@ class Trainer:
                 raise UsageError(
                     f"{found.path} is the checkpoint of another {key}; give another folder, or the {key} of that run."
                 )
+        theirs = found.facts.get("begun_from", self.begun_from)
+        if theirs != self.begun_from:
+            raise UsageError(
+                f"{found.path} is of a run that began from {theirs}, and this one is to begin from {self.begun_from}; "
+                "begin as that run did, or give another folder."
+            )
+        self._resumed = found.path
         self.stepper.restore((_tree("network", found.arrays), _tree("optimizer", found.arrays)))
         self.place = Place(**found.facts["place"])
         if found.facts["data"] != self._data or found.facts["options"]["seed"] != self.options.seed:

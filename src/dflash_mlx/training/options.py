@@ -60,6 +60,10 @@ class TrainOptions:
         for name in ("epochs", "learning_rate", "clip", "checkpoint_minutes"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; more than 0 is expected.")
+        if self.surprising == 1:
+            raise UsageError(
+                "surprising is 1, which leaves no chance to most tokens; give less, such as 0.5."
+            )
         for name in ("surprising", "soft", "warm_up", "final_learning_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; a number from 0 to 1 is expected.")

@@ -31,6 +31,9 @@ class TrainResult:
     """How a run ended."""
 
     steps: int
+    new_steps: int  # of this run alone
+    epochs: float  # times over all answers
+    seconds: float  # of this run and those that it resumed
     finished: bool  # False: stopped by Ctrl-C, and saved
     measured: Measured | None
     checkpoint: Path | None

@@ -145,23 +145,28 @@ def _prompt(row: object, place: str) -> Prompt:
 def _conversation(turns: Any, key: str) -> tuple[Mapping[str, str], ...]:
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"{key} must be a list of messages, not empty")
-    messages: list[Mapping[str, str]] = []
+    messages: list[tuple[str, object]] = []
     for turn in turns:
         if not isinstance(turn, dict):
             raise ValueError(f"{key} holds a {type(turn).__name__}, messages were expected")
         role = turn.get("role", turn.get("from"))
         if not isinstance(role, str):
             raise ValueError(f"a message of {key} has no role")
-        said = turn["content"] if "content" in turn else turn.get("value")
-        messages.append({"role": _ROLES.get(role, role), "content": _said(said, f"the {role} message")})
-    while messages and messages[-1]["role"] != "user":
-        messages.pop()
+        messages.append((_ROLES.get(role, role), turn["content"] if "content" in turn else turn.get("value")))
+    while messages and messages[-1][0] != "user":
+        messages.pop()  # whatever it holds
     if not messages:
         raise ValueError(f"{key} has no message of a user")
-    return tuple(messages)
+    return tuple({"role": role, "content": _said(said, f"the {role} message")} for role, said in messages)
 
 
 def _said(text: object, what: str) -> str:
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{what} is {text!r:.40}, a text was expected")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{what} holds half of a character pair, \\u escapes that stand for no text"
+        ) from None
     return text

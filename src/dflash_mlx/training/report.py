@@ -18,6 +18,7 @@ from dflash_mlx.training.evaluate import Evaluation, evaluate, held_out_prompts
 from dflash_mlx.training.manifest import MANIFEST, read_manifest
 from dflash_mlx.training.pictures import evaluation_pictures, training_pictures
 from dflash_mlx.training.records import read_answers
+from dflash_mlx.training.stage import check_answers
 from dflash_mlx.training.workspace import Log, Workspace, read_json, write_file
 
 _SHOWN = (
@@ -26,8 +27,10 @@ _SHOWN = (
     "epochs",
     "learning_rate",
     "anchors",
+    "surprising",
     "candidates",
     "soft",
+    "gamma",
     "dpace",
     "seed",
     "seconds",
@@ -58,12 +61,13 @@ def measure_and_write(
         tell: told after each prompt: the share that is done, and figures.
 
     Raises:
-        UsageError: a folder without a drafter or without held-out answers.
+        UsageError: a folder without a drafter, without held-out answers, or of another target.
         LoadError: a drafter that cannot be had, or does not fit.
         WriteError: a file that cannot be written.
     """
     if not (workspace.drafter / "config.json").exists():
         raise UsageError(f"{workspace.drafter} holds no drafter yet; run the train stage first.")
+    check_answers(target, workspace)
     run = read_json(workspace.run) or {}
     begun_from = run.get("init_drafter")
     prompts = held_out_prompts(list(read_answers([workspace.data])), each)

@@ -78,15 +78,18 @@ def run_training(
             options,
             checkpoints=workspace.checkpoints,
             store=store,
+            begun_from=begun_from,
             foresee=lambda estimate: tell(str(estimate)),
             report=told,
         )
     finally:
         if store is not None:
             store.close()
-    if result.finished and workers.leads:
+    whole = (workspace.drafter / "config.json").exists() and workspace.run.exists() and not result.new_steps
+    if result.finished and workers.leads and not whole:
         about = {name: value for name, value in asdict(options).items() if value is not None}
         about |= {"init": begun_from, "steps": result.steps}
+        about |= {"epochs": round(result.epochs, 2), "seconds": round(result.seconds)}
         if begun_from not in ("target", "random"):
             about["init_drafter"] = begun_from
         if result.measured:
@@ -165,7 +168,8 @@ def _store(
         return FeatureStore(None, width=width, top_k=top, about=about)
     folder = workspace.train / ("features" if workers.size == 1 else f"features-{workers.rank + 1}")
     folder.mkdir(parents=True, exist_ok=True)
-    if workers.size * size <= _DISK_SHARE * shutil.disk_usage(folder).free:
+    kept = sum(file.stat().st_size for file in folder.iterdir())  # of an earlier run of the same
+    if workers.size * (size - kept) <= _DISK_SHARE * shutil.disk_usage(folder).free:
         tell(f"The target's hidden states are kept in {folder} ({size / GB:.1f} GB).")
         return FeatureStore(folder, width=width, top_k=top, about=about)
     tell(f"The target's hidden states ({size / GB:.1f} GB) fit nowhere: they are computed anew each time.")

@@ -112,7 +112,8 @@ class FeatureStore:
         except OSError as error:
             self._end = place.offset
             raise WriteError(
-                f"Features cannot be kept in {self._folder}: {error.strerror}. Make room, or keep none on disk."
+                f"Features cannot be kept in {self._folder}: {error.strerror}. What was kept before stays; make room "
+                "and run the same command again."
             ) from error
         self._places[_key(answer)] = place
 
@@ -126,7 +127,12 @@ class FeatureStore:
         folder.mkdir(parents=True, exist_ok=True)
         note = folder / _ABOUT
         if note.exists():
-            found = json.loads(note.read_text(encoding="utf-8"))
+            try:
+                found = json.loads(note.read_text(encoding="utf-8"))
+            except ValueError:
+                raise UsageError(
+                    f"{note} is broken; remove {folder}, and features are computed anew."
+                ) from None
             if other := sorted(key for key in about if found.get(key) != about[key]):
                 raise UsageError(
                     f"{folder} holds the features of another target or other taps ({other[0]} is "

@@ -36,6 +36,10 @@ class Workers:
         """Whether any of them is to stop."""
         return self._summed(float(stopped)) > 0 if self.size > 1 else stopped
 
+    def agree(self, number: int) -> bool:
+        """Whether all have the same number."""
+        return self.size == 1 or self._summed(float(number)) == self.size * number
+
     def _summed(self, number: float) -> float:
         total: float = mx.distributed.all_sum(mx.array(number), group=self._group).item()  # type: ignore[assignment]
         return total
