@@ -19,6 +19,10 @@ SMALL = ["--tokens", "40", "--max-answer-tokens", "6", "--batch-size", "4", "--o
         (["--out", "o", "--stage", "data", "--epochs", "3"], "--epochs belongs to the train stage"),
         (["--out", "o", "--stage", "train", "--tokens", "3"], "--tokens belongs to the data stage"),
         (["--out", "o", "--stage", "data", "--limit", "3"], "--limit belongs to the eval stage"),
+        (["--out", "o", "--stage", "train", "--think"], "--think belongs to the data stage"),
+        (["--out", "o", "--stage", "eval", "--seed", "1"], "--seed says nothing to the eval stage"),
+        (["--out", "o", "--init", "o/drafter"], "--init is o/drafter, the drafter that this run writes"),
+        (["--out", "o", "--surprising", "1"], "surprising is 1"),
         (["--out", "o", "--tokens", "0"], "--tokens is 0; expected 1 or more"),
         (["--out", "o", "--block-size", "1"], "--block-size is 1; expected 2 or more"),
         (["--out", "o", "--steps", "5", "--epochs", "1"], "--steps and --epochs both"),
@@ -43,6 +47,33 @@ def test_what_cannot_be_honoured_is_refused_before_a_model_is_loaded(
     assert (result.exit_code, result.stdout) == (2, ""), result.stderr
     assert says in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--taps", "1,40"], "taps holds 40"),
+        (["--init", "no/where"], "no/where"),
+        (["--compare-with", "no/where"], "no/where"),
+    ],
+)
+def test_what_a_later_stage_would_refuse_is_refused_before_the_first(
+    console, tmp_path, monkeypatch, arguments, says
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    out = tmp_path / "o"
+    result = console("train", "--target-model", str(target_folder()), "--out", str(out), *SMALL, *arguments)
+    assert result.exit_code != 0 and says in result.stderr and "Traceback" not in result.stderr
+    assert not (out / "data").exists()
+
+
+def test_answers_without_a_held_out_one_end_a_run_that_is_to_measure(console, tmp_path):
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("One?\nTwo?\nThree?\n")
+    arguments = ["train", "--target-model", str(target_folder()), "--out", str(tmp_path / "o")]
+    result = console(*arguments, "--prompts", str(prompts), *SMALL)
+    assert result.exit_code == 2 and "is held out" in result.stderr and "--stage train" in result.stderr
+    assert not (tmp_path / "o/train").exists()
 
 
 def test_options_of_an_answer_are_refused_before_it(console, tmp_path):

@@ -64,6 +64,18 @@ def test_figures_are_those_of_the_engine(measured: tuple[Evaluation, Path]) -> N
     json.dumps(found.record())
 
 
+def test_a_folder_of_another_target_is_not_measured(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    write_draft(workspace.drafter)
+    workspace.data.mkdir()
+    about = {"name": "Other", "weights": "0", "template": "0", "thinking": None}
+    manifest = {"format": "dflash-mlx answers 1", "target": about, "recipe": {}, "counts": {}}
+    (workspace.data / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match="holds answers of Other"):
+        measure_and_write(tiny_loaded(), None, workspace)
+    assert not workspace.evaluation.exists()
+
+
 def test_prompts_are_held_out_ones_of_every_class() -> None:
     given = held_out(3, "code") + held_out(1, "chat") + held_out(1, "code", length=9)
     others = [Answer((1, 2, n), (3, 4)) for n in range(40)]

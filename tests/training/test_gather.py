@@ -6,9 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from dflash_mlx.core import SamplingParams
 from dflash_mlx.errors import UsageError, WriteError
@@ -17,7 +19,7 @@ from dflash_mlx.sampling import Sampler
 from dflash_mlx.target import plain_tokens
 from dflash_mlx.training import gather as stage
 from dflash_mlx.training.gather import Recipe, gather
-from dflash_mlx.training.prompts import asked
+from dflash_mlx.training.prompts import Prompt, asked
 from dflash_mlx.training.records import is_held_out, read_answers
 from tests.training.kit import tiny_loaded
 
@@ -215,6 +217,25 @@ def test_a_target_without_a_template_is_refused(tmp_path: Path) -> None:
 def test_values_that_mean_nothing_are_refused(tmp_path: Path, changes: dict[str, float], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         gather(tiny_loaded(), tmp_path, tokens=50, recipe=replace(SMALL, **changes))
+    assert gather(tiny_loaded(), tmp_path, tokens=20, recipe=SMALL).new_answers, "the folder is nobody's yet"
+
+
+def test_a_prompt_that_the_template_refuses_is_named_before_the_folder_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render = stage.render
+
+    def refusing(tokenizer: TokenizerWrapper, messages: Any, *, think: bool | None) -> list[int]:
+        if messages[0]["role"] == "nobody":
+            raise UsageError("The model's chat template refuses these messages.")
+        return render(tokenizer, messages, think=think)
+
+    monkeypatch.setattr(stage, "render", refusing)
+    good = [asked(f"Question {i}?", "given", "") for i in range(40)]
+    odd = Prompt(({"role": "nobody", "content": "Hm."},), "given", "asks.jsonl, line 41")
+    with pytest.raises(UsageError, match=r"asks\.jsonl, line 41: .* refuses"):
+        gather(tiny_loaded(), tmp_path, tokens=20, prompts=[*good, odd], recipe=SMALL)
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_global_random_state_is_touched(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from dflash_mlx.training.loop import Trainer, train
 from dflash_mlx.training.options import TrainOptions
 from dflash_mlx.training.records import Answer
 from dflash_mlx.training.store import FeatureStore
+from dflash_mlx.training.workers import Workers
 from tests.training.toys import features_of, small_network, small_target, some_answers
 
 OPTIONS = TrainOptions(
@@ -99,11 +100,33 @@ def test_an_estimate_changes_nothing_and_tells_the_disk(tmp_path):
     assert estimate.disk_bytes == pytest.approx(found + 2 * one, rel=0.3)
 
 
-def test_a_finished_run_foretells_nothing(tmp_path):
+def test_a_finished_run_foretells_and_writes_nothing(tmp_path):
     told = []
-    trained(tmp_path, small_network(), foresee=told.append)
-    trained(tmp_path, small_network(), foresee=told.append)
+    first = trained(tmp_path, small_network(), foresee=told.append)
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
+    again = trained(tmp_path, small_network(), foresee=told.append)
     assert len(told) == 1
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
+    assert (first.new_steps, again.new_steps, again.steps) == (7, 0, 7)
+    assert again.checkpoint == first.checkpoint and again.measured == first.measured
+
+
+def test_the_result_tells_how_often_all_answers_were_seen(tmp_path):
+    batches = len(Trainer(small_target(), small_network(), ANSWERS, OPTIONS, held_out=HELD).plans(0))
+    assert trained(tmp_path, small_network()).epochs == pytest.approx(7 / batches)
+
+
+def test_a_run_that_began_otherwise_is_refused(tmp_path):
+    trained(tmp_path, small_network(), begun_from="random", report=stopping_at(2))
+    with pytest.raises(UsageError, match="began from random, and this one is to begin from target"):
+        trained(tmp_path, small_network(), begun_from="target")
+    assert trained(tmp_path, small_network(), begun_from="random").finished
+
+
+def test_processes_at_different_steps_are_refused(monkeypatch):
+    monkeypatch.setattr(Workers, "agree", lambda self, number: False)
+    with pytest.raises(UsageError, match="go on from different steps"):
+        Trainer(small_target(), small_network(), ANSWERS, OPTIONS, held_out=HELD)
 
 
 def test_other_answers_begin_an_epoch_of_their_own(tmp_path):

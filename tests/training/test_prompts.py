@@ -32,7 +32,7 @@ def test_json_lines_of_all_forms(tmp_path: Path) -> None:
         {"role": "user", "content": "Who?"},
         {"role": "assistant", "content": "an answer of another model"},
     ]
-    shared = [{"from": "human", "value": "Hey"}, {"from": "gpt", "value": "Yes"}]
+    shared = [{"from": "human", "value": "Hey"}, {"from": "gpt", "value": None}]  # dropped, whatever it is
     path = written(
         tmp_path,
         "a.jsonl",
@@ -84,6 +84,7 @@ def test_an_array_is_read_too(tmp_path: Path) -> None:
             "line 2: messages has no message of a user",
         ),
         ('{"messages": [{"role": "user", "content": ["x"]}]}', "line 2: the user message is"),
+        (r'{"prompt": "half a smile: \ud83d"}', "line 2: prompt holds half of a character pair"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: str, says: str) -> None:
