@@ -86,7 +86,7 @@ class Stats:
     dtype: str = ""
     device: str = ""
     blas: str | None = None
-    kernels: str = "stock"
+    kernels: str = "stock"  # what runs besides MLX's own: kernels by name, or quick exponentials on a CPU
     block_size: int | None = None  # tokens in a drafted block, its anchor included; None without a drafter
     draft_bits: int | None = None  # of the drafter's weights; None: not quantised, or no drafter
     draft_vocab: int | None = None  # words proposed besides those of the text; None: any word, or no drafter

@@ -6,7 +6,7 @@ conversation and runs nothing.
 
 from dataclasses import dataclass
 
-from dflash_mlx import runtime
+from dflash_mlx import runtime, tuning
 from dflash_mlx.core import Stats
 from dflash_mlx.drafter import Drafter, Shortlist
 from dflash_mlx.kernels.choice import Choices
@@ -77,7 +77,7 @@ class Engine:
             dtype=str(target.model.dtype).removeprefix("mlx.core."),
             device=self.machine.device,
             blas=self.machine.blas,
-            kernels=str(self.kernels),
+            kernels=tuning.in_use(target.model, self.kernels),
             block_size=self.block_size,
             draft_bits=draft.bits if draft else None,
             draft_vocab=len(self.shortlist) if self.shortlist else None,

@@ -327,7 +327,7 @@ def _key(pair: LoadedPair, machine: Machine, kernels: Choices, block_size: int |
         "draft_bits": str(draft.bits if draft else None),
         "kv_bits": str(target.model.kv_bits),
         "draft_window": str(draft.config.draft_window if draft else None),
-        "kernels": "quick exponentials" if target.model.is_quick else str(kernels),
+        "kernels": tuning.in_use(target.model, kernels),
         "block_size": str(block_size),
     }
 

@@ -68,6 +68,11 @@ def tune(target: MLXTarget, draft: DraftNetwork | None, *, block_size: int | Non
     return Tuned(choices, tuple(notes))
 
 
+def in_use(target: MLXTarget, choices: Choices) -> str:
+    """What a pair runs that is not MLX's own, in words; `stock` for nothing."""
+    return "quick exponentials" if target.is_quick else str(choices)
+
+
 def _contests(target: MLXTarget, draft: DraftNetwork, block_size: int, bands: list[int]) -> Iterator[Contest]:
     """A generator: where there is no Metal device, nobody asks for the first."""
     yield from target.contests(block_size=block_size, key_bands=bands)

@@ -523,8 +523,17 @@ def test_without_metal_the_stock_operations_run(folders, monkeypatch):
     with DFlashGenerator(*folders) as made:
         result = made.generate("Say it.", max_new_tokens=4)
         assert made.target.model.choices is NO_KERNELS
-    assert result.stats.kernels == "stock"
+    assert result.stats.kernels == "quick exponentials"
     assert any("there is no Metal device here" in note for note in result.stats.notes)
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="for machines without Metal")
+def test_on_a_cpu_a_generator_uses_quick_exponentials_unless_kernels_are_refused(folders, monkeypatch):
+    for mode, expected in (("auto", "quick exponentials"), ("off", "stock")):
+        monkeypatch.setenv("DFLASH_KERNELS", mode)
+        with DFlashGenerator(folders[0], mode="off") as runner:
+            assert runner.generate("Say it.", max_new_tokens=3, temperature=0.0).stats.kernels == expected
+            assert runner.target.model.is_quick == (mode == "auto")
 
 
 def test_a_setting_that_means_nothing_is_refused_before_anything_is_loaded(monkeypatch):
