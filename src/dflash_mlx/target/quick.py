@@ -16,9 +16,8 @@ from mlx_lm.models import activations, base
 
 from dflash_mlx.kernels import fastmath, layers
 
-WORTH = (
-    8192  # exponentials of a layer's attention; of fewer, the operations around them cost more than is saved
-)
+# Exponentials of a layer's attention; of fewer, the operations around them cost more than is saved.
+WORTH = 8192
 
 _STOCK_ATTENTION = base.scaled_dot_product_attention
 

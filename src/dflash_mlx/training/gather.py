@@ -161,9 +161,8 @@ class _Gathering:
         for prompt in self.prompts:
             self._render(prompt)
         self._check_disk()
-        self.folder.start(
-            self.counts
-        )  # claims the folder for this recipe: whatever is refused was refused before
+        # Claims the folder for this recipe: whatever is refused was refused before.
+        self.folder.start(self.counts)
         fresh = Fresh(seen, self._render, most)
         if self.counts.answer_tokens < self.goal:
             tell(self._foreseen())
